@@ -195,5 +195,5 @@ def _rotation(config):
 
 def _feed_forward(words):
     hidden, gated = words("hidden_size"), words.family.gated
-    activation = _GATED[words("hidden_act")] if gated else words("hidden_activation")
+    activation = _GATED.get(words("hidden_act"), words("hidden_act")) if gated else words("hidden_activation")
     return DenseSpec(words("intermediate_size") or 4 * hidden, activation, gated, words.family.biases == "all")

@@ -1,7 +1,7 @@
 """Checks of a job's arguments against the device and against what lies in the folders they name.
 
-What does not fit raises LaunchError: one line that names the argument and what it may be. Layouts are checked by
-`paddle_te.runs.parallelism`.
+What does not fit raises LaunchError: one line that names the argument and what it may be. What does not go together is
+refused by `paddle_te.job.rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.configs.reading import unknown_keys
-from paddle_te.configs.spec import spec_of
 from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.machines import LaunchError, count_gpus
@@ -47,61 +46,10 @@ def _tell(note: str) -> None:
     print(f"note: {note}", file=sys.stderr)
 
 
-def check_precision(args: argparse.Namespace, config: dict, device: str) -> None:
-    """Backend and precision against the device, fp8 against the shapes of its matrix products."""
-    if device == "cpu":
-        if args.backend == "te":
-            raise LaunchError(
-                "backend=te needs an NVIDIA GPU (DEVICE=gpu with paddlepaddle-gpu, or DEVICE=nvgpu with nvgpu); "
-                "on a CPU use pd, the same layers in plain Paddle"
-            )
-        if args.precision == "bf16":
-            raise LaunchError(
-                "precision=bf16 does not train on a plain CPU in Paddle; use fp32, or DEVICE=gpu or nvgpu"
-            )
-        several = {name: getattr(args, name) > 1 for name in ("TP", "PP", "SEP", "CP")} | {
-            "sharding_stage": args.FSDP > 1
-        }
-        for name, used in several.items():
-            if used and (name, args.sharding_stage) != ("sharding_stage", "stage1"):
-                raise LaunchError(
-                    f"{name}={getattr(args, name)} does not work on DEVICE=cpu (Paddle's gloo has DP and stage1 only); "
-                    "use DEVICE=nvgpu, whose host runtime needs no GPU (nvgpu)"
-                )
-    if args.CP > 1 and args.backend == "none" and device != "gpu":
-        raise LaunchError(
-            f"CP={args.CP} with backend=none is PaddleNLP's own ring attention, which needs DEVICE=gpu; use te or pd"
-        )
+def check_here(args: argparse.Namespace, device: str) -> None:
+    """That Transformer Engine's layers have a GPU to run on."""
     if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
         raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
-    if args.precision == "fp8" and args.backend == "none":
-        raise LaunchError("precision=fp8 needs backend=te (or pd, which emulates its rounding), not none")
-    if args.precision == "fp32" and args.backend == "te":
-        raise LaunchError(
-            "precision=fp32 does not go with backend=te, whose attention kernels take bf16; use bf16 or fp8"
-        )
-    if args.precision == "fp8":
-        _check_fp8(args, config)
-
-
-def _check_fp8(args: argparse.Namespace, config: dict) -> None:
-    # cuBLASLt's fp8 GEMM wants leading dimensions in multiples of 16; each dimension leads in fprop, dgrad or wgrad.
-    attention = spec_of(config).layer.attention
-    sharing = args.SEP * args.CP  # one of them is 1
-    tokens = args.batch_size_per_device * args.max_seqlen // sharing
-    over = f" over {'SEP' if args.SEP > 1 else 'CP'}={sharing}" if sharing > 1 else ""
-    sizes = {
-        f"hidden_size of {args.model_name}": config["hidden_size"],
-        f"query size over TP={args.TP}": attention.q_size // args.TP,
-        f"key size over TP={args.TP}": attention.kv_size // args.TP,
-        f"intermediate_size over TP={args.TP}": config["intermediate_size"] // args.TP,
-        f"batch_size_per_device x max_seqlen{over}": tokens,
-    }
-    if args.SP:
-        sizes[f"batch_size_per_device x max_seqlen{over} over TP={args.TP}"] = tokens // args.TP
-    for name, size in sizes.items():
-        if size % 16:
-            raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")
 
 
 def check_data(args: argparse.Namespace, config: dict) -> str | None:

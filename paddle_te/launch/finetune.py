@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 from paddle_te import host
 from paddle_te.data.records import DEV, has_split
 from paddle_te.launch.checks import check_tokenizer_folder, check_weights, read_config
 from paddle_te.launch.finetune_data import check_data
-from paddle_te.launch.flags import common
+from paddle_te.launch.flags import common, extra_words, of_folder
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import launcher as options
 
@@ -32,9 +31,22 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
     return folder, folder
 
 
-def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
+def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
+    """The training script's flags that say how it trains; None leaves one out."""
     if args.max_seqlen % 16:
         raise LaunchError(f"max_seqlen: '{args.max_seqlen}' must be a multiple of 16, to which batches are padded")
+    lora = args.method != "full"
+    return {
+        **common((*ARGUMENTS, *VARIABLES), args, device, world),
+        "lora": 1 if lora else None,
+        "lora_targets": options.METHODS[args.method] if lora else None,
+        "src_length": args.max_seqlen // 2,
+        "pad_to_max_length": int(args.SP),  # sequence parallelism wants all batches equally long
+        "logging_steps": args.LOGGING_STEPS,
+    }
+
+
+def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
     if not args.dataset:
         raise LaunchError("dataset: give a folder of train.json, or a file of it")
     model, dataset = Path(args.model_name).expanduser(), Path(args.dataset).expanduser().absolute()
@@ -42,23 +54,18 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
     if not tokenizer.is_dir():
         raise LaunchError(f"tokenizer_name: {args.tokenizer_name or args.model_name!r} is no folder")
     check_tokenizer_folder(tokenizer)
-    lora = args.method != "full"
-    told = {
+    every = {
         "model_name_or_path": model.absolute(),
         "tokenizer_name_or_path": tokenizer.absolute(),
         "dataset_name_or_path": dataset,
-        **common((*ARGUMENTS, *VARIABLES), args, device, world, output),
+        **of_folder(args, output),
+        **told(args, device, world),
         "do_eval": 1 if has_split(dataset, DEV) else None,
-        "lora": 1 if lora else None,
-        "lora_targets": options.METHODS[args.method] if lora else None,
-        "src_length": args.max_seqlen // 2,
-        "pad_to_max_length": int(args.SP),  # sequence parallelism wants all batches equally long
         "chat_template": _chat_template(args),
-        "logging_steps": args.LOGGING_STEPS,
     }
     if args.HOST == host.PADDLENLP:
-        check_data(told, shlex.split(args.EXTRA_ARGS))
-    return told
+        check_data(every, extra_words(args))
+    return every
 
 
 def _chat_template(args: argparse.Namespace) -> str | Path | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
 from paddle_te.data.tokenizer import read_tokenizer
+from paddle_te.job import words
 from paddle_te.launch.machines import LaunchError
-from paddle_te.planner.flags import said
 
 FLAGS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "src_length", "max_length", "do_eval")
 
@@ -23,7 +23,7 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
 
     try:
-        told = {name: flags.get(name) for name in FLAGS} | said(extra, FLAGS)[0]
+        told = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
         name, chosen = (None if told[f] is None else str(told[f]) for f in ("tokenizer_name_or_path", "chat_template"))
         tokenizer = read_tokenizer(Path(name)) if Path(name).is_dir() else None
         template = tokenizer and ChatTemplate.of(tokenizer, name, chosen)

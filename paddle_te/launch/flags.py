@@ -1,29 +1,27 @@
-"""What the training scripts of all jobs are told alike."""
+"""What the training scripts of all jobs are told alike, and the record of what a job is asked for."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from paddle_te.configs.spec import spec_of
+from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
+from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import VARIABLES
-from paddle_te.planner.flags import said
-from paddle_te.runs.main_gradients import launcher_keeps_them
+from paddle_te.options.removed import check_removed
 
 
-def common(
-    options: Iterable[Option], args: argparse.Namespace, device: str, world: int, output: Path
-) -> dict[str, object]:
-    """Flags for layout, layers, precision and resume, in PaddleNLP's names; None leaves one out.
+def common(options: Iterable[Option], args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
+    """Flags for layout, layers and precision, in PaddleNLP's names; None leaves one out.
 
     options: the job's own. Of these and those of all jobs the ones with a `flag` are passed on as they are.
     """
-    half = args.precision != "fp32" and device != "cpu"  # on a CPU pd emulates fp8 in float32
-    resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
-    return {
-        "output_dir": output,
+    half = args.precision == "bf16" or args.precision == "fp8" and device != "cpu"  # there pd emulates it in float32
+    flags = {
         "device": device,
         "do_train": 1,
         **{option.flag: _number(getattr(args, option.name)) for option in (*options, *VARIABLES) if option.flag},
@@ -33,17 +31,70 @@ def common(
         "use_fp8": 1 if args.precision == "fp8" else None,
         "bf16": int(half),
         "fp16_opt_level": "O2" if half else None,
-        "amp_master_grad": 1 if launcher_keeps_them(device, args.precision, world, _in_backward(args)) else None,
         "recompute": int(args.recompute != "none"),
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
-        "resume_from_checkpoint": None if resume == "none" else resume,
     }
+    asked = _job_of(args, flags, world=world)
+    return flags | {"amp_master_grad": 1 if asked.keeps_main_gradients else None}
 
 
-def _in_backward(args: argparse.Namespace) -> str:
-    """What EXTRA_ARGS says of --optimizer_in_backward."""
-    given, _ = said(shlex.split(args.EXTRA_ARGS), ["optimizer_in_backward"])
-    return given.get("optimizer_in_backward", "off")
+def of_folder(args: argparse.Namespace, output: Path) -> dict[str, object]:
+    """The flags for the run's folder, and for the checkpoint there that it goes on from."""
+    resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
+    return {"output_dir": output, "resume_from_checkpoint": None if resume == "none" else resume}
+
+
+def check_asked(job, args: argparse.Namespace, device: str, world: int, config: dict) -> None:
+    """Refuse what training would refuse of a job and its EXTRA_ARGS. config: the model's.
+
+    Raises:
+        LaunchError: a rule that the job breaks, in the launcher's words.
+    """
+    flags = job.told(args, device, world) | {"model_name_or_path": args.model_name}
+    script = job.__name__.rpartition(".")[2]
+    known = dict(script=script, host=args.HOST, world=world, elsewhere=args.DRY_RUN)
+    asked = _job_of(args, flags, model=spec_of(config), **known)
+    try:
+        check(asked, door_of(args))
+    except JobError as error:
+        raise LaunchError(str(error)) from error
+
+
+def _job_of(args: argparse.Namespace, flags: Mapping[str, object], **known: object) -> Job:
+    extra_flags(args)  # whose error names EXTRA_ARGS
+    return words.job_of([*words.printed(flags), *extra_words(args)], **known)
+
+
+def door_of(args: argparse.Namespace) -> Door:
+    """The launcher, to a user who has given some flags in EXTRA_ARGS."""
+    return LAUNCHER.with_others(extra_flags(args))
+
+
+def extra_words(args: argparse.Namespace) -> list[str]:
+    """The words of EXTRA_ARGS. Raises LaunchError for a quote without its end, and for an option that went."""
+    try:
+        found = shlex.split(args.EXTRA_ARGS)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
+    try:
+        check_removed(found)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
+    return found
+
+
+def extra_flags(args: argparse.Namespace) -> dict[str, object]:
+    """{flag: value} of EXTRA_ARGS, as far as a Job has them. Raises LaunchError for a value that one may not have."""
+    given = extra_words(args)
+    try:
+        return words.read(given)[0]
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
+
+
+def ranks_of_a_sequence(args: argparse.Namespace) -> int:
+    """How many devices work on the same sequences: those between which data is not divided."""
+    return args.TP * args.PP * args.SEP * args.CP
 
 
 def _number(value: object) -> object:

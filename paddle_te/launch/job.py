@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from paddle_te.host import HOSTS, installed
+from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
 from paddle_te.launch.machines import LaunchError, find_devices, has_gpu
 from paddle_te.launch.peers import JOIN_SECONDS, Peers
 from paddle_te.launch.plan import Plan, plan_for
@@ -18,7 +19,6 @@ from paddle_te.options import STAGING_DIR
 from paddle_te.runs.background import remove_leftovers
 from paddle_te.runs.checkpoints import set_aside
 from paddle_te.runs.lock import FolderInUse, FolderLock
-from paddle_te.runs.parallelism import ranks_of_a_sequence
 
 
 def run(job, plan: Plan, args: argparse.Namespace) -> int:
@@ -47,7 +47,8 @@ def run(job, plan: Plan, args: argparse.Namespace) -> int:
     finally:
         if peers:
             peers.close()
-        remove_leftovers(_staging_dir(plan.command))  # ranks that were killed could not
+        staging = extra_flags(args).get("staging_dir", STAGING_DIR)
+        remove_leftovers(Path(str(staging)))  # ranks that were killed could not
         if lock:
             lock.release()
 
@@ -136,10 +137,3 @@ def _origin(args: argparse.Namespace) -> str:
     return (
         "from the newest checkpoint" if args.resume_step == "auto" else "as the first, for there is no checkpoint yet"
     )
-
-
-def _staging_dir(command: list[str]) -> Path:
-    """The training script's flag."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--staging_dir", default=STAGING_DIR)
-    return Path(parser.parse_known_args(command)[0].staging_dir)

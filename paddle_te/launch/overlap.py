@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 
 from paddle_te.host import PADDLEFORMERS
+from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import AUTO
-from paddle_te.runs.parallelism import overlap_obstacle
 
 # Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
 # (stage1) or waits for their broadcasts.
@@ -69,7 +68,7 @@ def _obstacle(args: argparse.Namespace, device: str, world: int) -> str | None:
     """Why there can be no overlap, and what to change; None where there can be."""
     if args.HOST == PADDLEFORMERS:
         return "it is not there in PaddleFormers yet; HOST=paddlenlp has it"
-    if obstacle := overlap_obstacle(args, world):
+    if obstacle := _obstacle_of_layout(args, world):
         return obstacle
     if device == "cpu" or args.precision == "fp32":
         return (
@@ -85,16 +84,15 @@ def _obstacle_by_itself(args: argparse.Namespace, device: str) -> str | None:
     """Why auto does not turn on what OVERLAP=1 would."""
     if args.PP > 1:
         return f"with PP={args.PP} it has run on nvgpu's host runtime only, on no GPU; OVERLAP=1 turns it on"
-    said = _said(shlex.split(args.EXTRA_ARGS))
+    said = extra_flags(args)
     for name in ("sharding", "sharding_parallel_config"):
         if name in said:
             return f"EXTRA_ARGS has --{name}, which says how to shard; leave that out"
-    if said.get("logging_steps") == "1":
+    if said.get("logging_steps") == 1:
         return "EXTRA_ARGS has --logging_steps 1, and it needs 2 or more"
     if said.get("optim", "adamw") != "adamw":  # PaddleNLP resumes others from files that are divided as this run's
         return f"a run with --optim {said['optim']} could not resume from one without overlap; OVERLAP=1 turns it on"
-    main_grads = said.get("amp_master_grad", "true" if device == "nvgpu" else "false")
-    if main_grads not in ("true", "1"):
+    if not said.get("amp_master_grad", device == "nvgpu"):
         return (
             "it would add up gradients in float32, which this run does not: 2 more bytes of memory a parameter, and "
             "other roundings; OVERLAP=1 turns it on"
@@ -102,13 +100,14 @@ def _obstacle_by_itself(args: argparse.Namespace, device: str) -> str | None:
     return None
 
 
-def _said(words: list[str]) -> dict[str, str]:
-    """{name: value, in small letters} of the flags among a script's arguments; the last of two counts."""
-    said, name = {}, None
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            said[name] = value.lower()
-        elif name:
-            said[name], name = word.lower(), None
-    return said
+def _obstacle_of_layout(args: argparse.Namespace, world: int) -> str | None:
+    """What of a layout that can run keeps sharding's communication from running at the same time as computation."""
+    if args.FSDP == 1:
+        return "it is for sharding, and FSDP=1 shards nothing: FSDP=all shards over all data-parallel devices"
+    if args.sharding_stage == "stage3":
+        return "it is for sharding_stage=stage1 or stage2; stage3's communication runs beside computation without it"
+    if args.PP > 1 and (name := next((name for name in ("SEP", "CP") if getattr(args, name) > 1), None)):
+        return f"Paddle has it for PP={args.PP} or for {name}={getattr(args, name)}, not for both"
+    if args.sharding_stage == "stage2" and (dp := world // (ranks_of_a_sequence(args) * args.FSDP)) > 1:
+        return f"stage2 has no float32 main gradients in PaddleNLP where DP is {dp}: set FSDP=all, or stage1"
+    return None

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paddle_te import host
+from paddle_te.job import Job
+from paddle_te.job.words import job_of, printed
 from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
 from paddle_te.launch.auto import fill, planner_knows
 from paddle_te.launch.cards import check_memory
-from paddle_te.launch.checks import check_output, check_precision, check_start
+from paddle_te.launch.checks import check_here, check_output, check_start
+from paddle_te.launch.flags import check_asked, extra_flags, extra_words, ranks_of_a_sequence
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.paddleformers import recipe as paddleformers
-from paddle_te.options import together
 from paddle_te.options.launcher import VARIABLES
-from paddle_te.options.removed import check_removed
 from paddle_te.planner import Layout, layout_of
-from paddle_te.planner.flags import read, said
+from paddle_te.planner.flags import read
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
-from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
 
 HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
 
@@ -107,7 +107,8 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     fill(args, config, world)
     if args.FSDP == "all":
         args.FSDP = max(1, world // ranks_of_a_sequence(args))
-    _check_together(args, config, devices, world)
+    check_asked(job, args, devices.kind, world, config)
+    check_here(args, devices.kind)
     folder, output = job.folders(args, nodes.count, world // (ranks_of_a_sequence(args) * args.FSDP))
     profile, logs = folder / "profile", folder / "logs"
     if nodes.count > 1:  # which share the folder
@@ -118,7 +119,7 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
 
     program = _program(job, args, config, devices, world, folder, output)
     if devices.kind != "cpu":
-        check_memory(args, config, program.layout, _has_whole_rows(program))
+        check_memory(args, config, program.layout, program.asked is not None and program.asked.one_length)
     command = [*launch_command(devices, nodes, logs), program.script, *program.words]
     _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)
@@ -170,6 +171,7 @@ class Program:
     script: str
     words: list[str]
     files: dict[Path, str | Path]
+    asked: Job | None = None  # with PaddleNLP
     layout: Layout | None = None  # as in Plan
 
 
@@ -177,13 +179,12 @@ def _program(
     job, args: argparse.Namespace, config: dict, devices: Devices, world: int, folder: Path, output: Path
 ) -> Program:
     """The job in its host's words."""
-    extra, flags = _extra_arguments(args), job.flags(args, devices.kind, world, output)
+    extra, flags = extra_words(args), job.flags(args, devices.kind, world, output)
     script = _training_script(args)
     if args.HOST == host.PADDLENLP:
-        words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
-        words += extra
-        _check_trainer(job, words)
-        return Program(script, words, {}, _layout(args, words, world))
+        words = [*printed(flags), *extra]
+        layout = layout_of(read(words), world) if planner_knows(args) else None
+        return Program(script, words, {}, job_of(words, script=name_of(job), world=world), layout)
     if Path(script).name != script_of(job):
         raise LaunchError(f"training_script: {script} is for PaddleNLP; PaddleFormers runs a recipe")
     from paddle_te.launch.paddleformers.start import START, start_files  # here, as it imports NumPy
@@ -194,50 +195,8 @@ def _program(
     return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
 
 
-def _check_trainer(job, words: list[str]) -> None:
-    """What `options.together` refuses of a training script's words, which training would refuse as well."""
-    try:
-        given, _ = said(words, together.READ, together.READ)
-        defaults = {name: option.default for name, option in together.READ.items()}
-        together.check_trainer(argparse.Namespace(**defaults | given), name_of(job))
-    except ValueError as error:
-        raise LaunchError(f"EXTRA_ARGS: {error}") from error
-
-
-def _has_whole_rows(program: Program) -> bool:
-    """Whether all sequences have the greatest length: not in fine-tuning, unless its samples are packed or padded."""
-    words = program.words
-    full = [flag for flag in ("--zero_padding", "--pad_to_max_length") if flag in words]
-    return "--max_seq_length" in words or any(_is_on(words, flag) for flag in full)
-
-
-def _is_on(words: list[str], flag: str) -> bool:
-    """Of a flag that stands among a script's words, with or without a value."""
-    last = len(words) - 1 - words[::-1].index(flag)
-    return words[last + 1 : last + 2] not in (["0"], ["false"], ["False"])
-
-
-def _layout(args: argparse.Namespace, words: list[str], world: int) -> Layout | None:
-    """The planner's Layout of a job. words: the training script's, in PaddleNLP's names."""
-    if not planner_knows(args):
-        return None
-    try:
-        return layout_of(read(words), world)
-    except ValueError as error:
-        raise LaunchError(f"EXTRA_ARGS: {error}") from error
-
-
-def _check_together(args: argparse.Namespace, config: dict, devices: Devices, world: int) -> None:
-    check_precision(args, config, devices.kind)
-    try:
-        check_layout(args, world)
-        check_model(args, config)
-    except LayoutError as error:
-        raise LaunchError(str(error)) from error
-
-
 def _check_restarts(args: argparse.Namespace, nodes: Nodes) -> None:
-    if args.MAX_RESTARTS and "--resume_from_checkpoint" in args.EXTRA_ARGS:
+    if args.MAX_RESTARTS and "resume_from_checkpoint" in extra_flags(args):
         raise LaunchError("MAX_RESTARTS: give resume_step instead of --resume_from_checkpoint in EXTRA_ARGS")
     if args.ELASTIC and (nodes.count > 1 or not args.MAX_RESTARTS):
         raise LaunchError("ELASTIC=1 needs MAX_RESTARTS above 0 and one node")
@@ -248,18 +207,6 @@ def _training_script(args: argparse.Namespace) -> str:
     if not script.is_file():
         raise LaunchError(f"training_script: there is no file {script}")
     return str(script)
-
-
-def _extra_arguments(args: argparse.Namespace) -> list[str]:
-    try:
-        words = shlex.split(args.EXTRA_ARGS)
-    except ValueError as error:
-        raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
-    try:
-        check_removed(words)
-    except ValueError as error:
-        raise LaunchError(f"EXTRA_ARGS: {error}") from error
-    return words
 
 
 def _environment(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.launch.checks import check_data, check_tokenizer, read_config
-from paddle_te.launch.flags import common
+from paddle_te.launch.flags import common, of_folder
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.overlap import overlap_flags
 from paddle_te.options import launcher as options
@@ -46,20 +46,14 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
     return folder, folder / "output"
 
 
-def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
+def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
+    """The training script's flags that say how it trains; None leaves one out."""
     # PaddleNLP takes "nvgpu:0" for a GPU with CUDA kernels, so what needs those is said here.
     cuda = int(device == "gpu")
-    tokenizer, data = check_tokenizer(args), check_data(args, read_config(args))
-    overlap = overlap_flags(args, device, world)  # which says something, hence behind what may be refused
-    pipeline = ["disable_partial_send_recv"] * args.SP + [overlap.pop("pipeline_parallel_config", None)]
     return {
-        "model_name_or_path": configs.resolve(args.model_name),
-        "tokenizer_name_or_path": tokenizer,
-        "input_dir": data,
+        **common((*ARGUMENTS, *VARIABLES), args, device, world),
         "mock_data": 1 if args.MOCK_DATA else None,
-        "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
-        **common((*ARGUMENTS, *VARIABLES), args, device, world, output),
-        "pipeline_parallel_config": " ".join(filter(None, pipeline)) or None,
+        "pipeline_parallel_config": "disable_partial_send_recv" if args.SP else None,
         "logging_steps": args.LOGGING_STEPS or 1,
         "split": "949,50,1",
         "use_flash_attention": cuda,
@@ -76,5 +70,21 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "dataloader_num_workers": 1,
         "report_to": "visualdl",
         "continue_training": 0,
+    }
+
+
+def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
+    tokenizer, data = check_tokenizer(args), check_data(args, read_config(args))
+    overlap = overlap_flags(args, device, world)  # which says something, hence behind what may be refused
+    plain = told(args, device, world)
+    pipeline = filter(None, (plain["pipeline_parallel_config"], overlap.pop("pipeline_parallel_config", None)))
+    return {
+        "model_name_or_path": configs.resolve(args.model_name),
+        "tokenizer_name_or_path": tokenizer,
+        "input_dir": data,
+        "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
+        **of_folder(args, output),
+        **plain,
+        "pipeline_parallel_config": " ".join(pipeline) or None,
         **overlap,
     }

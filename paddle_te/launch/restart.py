@@ -7,9 +7,9 @@ import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paddle_te.launch.flags import ranks_of_a_sequence
 from paddle_te.launch.supervise import HUNG, OTHER_NODE_FAILED, Outcome, ending
 from paddle_te.runs.checkpoints import complete_checkpoints
-from paddle_te.runs.parallelism import ranks_of_a_sequence
 from paddle_te.runs.rollback import ROLLED_BACK
 
 REFUSED = 2  # exit status of the launcher and the training scripts for wrong arguments: the next start would be refused

@@ -197,10 +197,11 @@ def theirs(kind: Kind, default: object = None, **about: object):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, theirs))
 def section(cls: type[_Section]) -> type[_Section]:
-    """Class decorator: a frozen dataclass of options, each of which the class has in OPTIONS by name."""
+    """Class decorator: fields for a frozen dataclass to inherit, all of them options, in OPTIONS by name."""
     said = {name: value.metadata["option"] for name, value in vars(cls).items() if isinstance(value, Field)}
     cls.OPTIONS = {name: Option(name, *what, **about) for name, (*what, about) in said.items()}
-    return dataclass(frozen=True, kw_only=True)(cls)
+    # a section has no instances of its own: what a dataclass generates would only take time at each start
+    return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(cls)
 
 
 def options_of(*sections: type) -> tuple[Option, ...]:

@@ -100,7 +100,7 @@ PATTERNS = Kind(TEXTS.type, "regular expressions of Python's re", _are_patterns)
 SPLIT = Kind(str, "three numbers, train,valid,test, such as 949,50,1", _is_split)
 
 # PaddleNLP's -1 for "not given" stays allowed where it means that.
-_NOT_GIVEN = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1)
+_NOT_GIVEN = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1, whole(0).read)
 _DEGREE, _MOST_STEPS = replace(_NOT_GIVEN, limits=RANKS.limits), replace(_NOT_GIVEN, limits=STEPS.limits)
 _STAGES = choice("", "stage1", "stage2", "stage3")
 _SHARDING = Kind(
@@ -267,6 +267,7 @@ class Precision:
         zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
         "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
         config=True,
+        needs={"use_fp8": True},
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddle_te.job import FINETUNE, PRETRAIN, Job
 from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, chosen
-from paddle_te.runs.main_gradients import launcher_keeps_them
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,50 @@ class Layout:
     @property
     def main_grads_by_themselves(self) -> bool:
         """Whether the launcher keeps main gradients on nvgpu."""
-        return launcher_keeps_them("nvgpu", self.precision, self.gpus, self.optimizer_in_backward)
+        return self.job.keeps_main_gradients
+
+    @property
+    def job(self) -> Job:
+        """The run that the launcher starts on nvgpu for this layout."""
+        return Job(
+            script=FINETUNE if self.lora else PRETRAIN,
+            do_train=True,
+            device="nvgpu",
+            world=self.gpus,
+            transformer_engine_backend="transformer_engine",
+            bf16=True,
+            fp16_opt_level="O2",
+            use_fp8=self.precision == "fp8",
+            tensor_parallel_degree=self.tp,
+            sequence_parallel=self.tp > 1,
+            pad_to_max_length=self.tp > 1,
+            pipeline_parallel_degree=self.pp,
+            virtual_pp_degree=self.vp,
+            sep_parallel_degree=self.sep,
+            context_parallel_degree=self.cp,
+            sharding=f"stage{self.stage}" if self.sharding > 1 else "",
+            sharding_parallel_degree=self.sharding,
+            per_device_train_batch_size=self.batch,
+            gradient_accumulation_steps=self.micro_batches,
+            max_seq_length=self.sequence,
+            max_length=self.sequence,
+            recompute=self.recompute != "none",
+            recompute_granularity="full" if self.recompute == "none" else self.recompute,
+            recompute_modules=self.recompute_modules,
+            activation_func_fp8_input_store=self.fp8_input_store,
+            mlp_chunk_tokens=self.mlp_chunk_tokens,
+            offload_activations=self.offload_activations,
+            offload_optimizer=self.offload_optimizer,
+            use_fused_linear_cross_entropy=self.loss_in_chunks,
+            fp8_lm_head=self.fp8_head,
+            fp8_dpa=self.fp8_attention,
+            amp_master_grad=self.main_grads,
+            optim_moments=self.optim_moments,
+            master_weights=self.master_weights,
+            optimizer_in_backward=self.optimizer_in_backward,
+            max_grad_norm=0.0 if self.optimizer_in_backward == "unclipped" else 1.0,
+            lora=self.lora is not None,
+        )
 
     @property
     def shards_gradients(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from paddle_te.job import fault
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
@@ -15,7 +15,6 @@ from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
 from paddle_te.planner.ranking import rank
 from paddle_te.planner.speed import hidden_layers, time_of_step
-from paddle_te.runs.parallelism import LayoutError, check_layout
 
 # What backward may compute again: first what saves most bytes in a millisecond (`speed.again_ms`), then more and more
 RECOMPUTE = (
@@ -117,7 +116,7 @@ def layouts(
                     continue
                 filled = replace(whole, batch=batch, micro_batches=micro_batches)
                 for shared in filter(_accepted, _data_parallel(filled)):
-                    yield from map(_with_what_is_stored, _of_memory(shared, flags))
+                    yield from filter(_accepted, map(_with_what_is_stored, _of_memory(shared, flags)))
 
 
 def _optimizers(layout: Layout, given: Container[str]) -> Iterator[Layout]:
@@ -240,26 +239,7 @@ def _shared_sequences(model: Model, gpu: Gpu, layout: Layout) -> Iterator[Layout
 
 def _accepted(layout: Layout) -> bool:
     """Whether the launcher, and what it starts, have nothing against it."""
-    alone = layout.gpus == layout.tp and layout.micro_batches == 1
-    if layout.optimizer_in_backward != "off" and not alone:
-        return False  # gradients must be complete after one backward
-    arguments = argparse.Namespace(
-        TP=layout.tp,
-        PP=layout.pp,
-        VP=layout.vp,
-        SEP=layout.sep,
-        CP=layout.cp,
-        FSDP=layout.sharding,
-        GA=layout.micro_batches,
-        SP=layout.tp > 1,
-        max_seqlen=layout.sequence,
-        sharding_stage=f"stage{layout.stage}",
-    )
-    try:
-        check_layout(arguments, layout.gpus)
-    except LayoutError:
-        return False
-    return True
+    return fault(layout.job) is None
 
 
 def _data_parallel(layout: Layout) -> Iterator[Layout]:

@@ -1,9 +1,13 @@
-"""What our decoder layers read of PaddleFormers' configurations, and what they have not of what these may say."""
+"""Read PaddleFormers' configurations, and refuse the settings that our decoder layers do not support."""
 
 from types import SimpleNamespace
 
 import paddle
 
+from paddle_te.host import PADDLEFORMERS
+from paddle_te.job import Job, check
+from paddle_te.job.paddleformers import RECIPE
+from paddle_te.job.rules import FORMERS_RULES, LAYER_RULES
 from paddle_te.models.backend import check_backend
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
 
@@ -24,8 +28,6 @@ _ONLY = {
     "mlp_bias": (False, "use backend none for this model"),
     "attention_dropout": (0.0, "leave it at 0"),
     "hidden_act": ("silu", "use backend none for this model"),
-    "fp8_lm_head": (False, "the head is PaddleFormers' own"),
-    "offload_activations": (0, "use recompute instead"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 
@@ -36,12 +38,7 @@ def check_config(config, keeps_fp8_state=False):
 
     keeps_fp8_state: whether the Trainer saves the state of delayed scaling, as `trainer.TETrainer` does.
     """
-    for name in ("sep_parallel_size", "context_parallel_size"):
-        if getattr(config, name) > 1:
-            raise ValueError(
-                f"{name}={getattr(config, name)}: PaddleFormers' Llama has no attention for sequences that ranks "
-                "share; leave it at 1, or train with PaddleNLP"
-            )
+    check(_job_of(config), RECIPE, (*LAYER_RULES, *FORMERS_RULES))
     for name, (only, remedy) in _ONLY.items():
         value = getattr(config, name, only)
         if value is not None and value != only:
@@ -59,17 +56,16 @@ def check_config(config, keeps_fp8_state=False):
             "so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state, or train "
             "by a recipe with python -m paddle_te.hosts.paddleformers"
         )
-    if getattr(config, "is_lora", False) and layers.mlp_chunk_tokens:
-        raise ValueError(
-            f"mlp_chunk_tokens {layers.mlp_chunk_tokens} with LoRA: layers with LoRA have no chunks; leave it out"
-        )
-    if layers.activation_func_fp8_input_store and config.recompute_granularity == "full":
-        raise ValueError(
-            "activation_func_fp8_input_store with recompute_granularity 'full', with which the activation's input is "
-            "computed again and not kept; leave one of them out"
-        )
     in_fp8 = layers.use_fp8 or layers.activation_func_fp8_input_store
     check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), in_fp8)
+
+
+def _job_of(config):
+    """The Job of a PaddleFormers configuration, as far as layers go."""
+    whole, kind = config.recompute_granularity == "full", paddle.get_default_dtype()
+    flags = vars(decoder_config(config)) | {"lora": getattr(config, "is_lora", False), "recompute": whole}
+    flags |= {"recompute_granularity": "full", "bf16": kind == "bfloat16", "fp16": kind == "float16"}
+    return Job.of({name: value for name, value in flags.items() if value is not None}, host=PADDLEFORMERS)
 
 
 def decoder_config(config):

@@ -20,7 +20,9 @@ from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCau
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.trainer import OurTrainer, TETrainer
 from paddle_te.hosts.paddleformers.weights import read_config
-from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values, together
+from paddle_te.job import check
+from paddle_te.job.paddleformers import RECIPE, job_of_recipe
+from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
 # Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
 # configurations without us.
@@ -49,12 +51,12 @@ _ONLY = {
 }
 
 
-def check_recipe(recipe):
+def check_recipe(recipe, world=1):
     """Raises ValueError for values that our options in a recipe may not have, for lines that do not go together, and
-    for a model of another family."""
-    together.check_recipe(recipe)
+    for a model of another family. world: processes."""
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
+    check(job_of_recipe(recipe, world), RECIPE)
     read_config(recipe["model_name_or_path"])
     if layers.transformer_engine_backend != "none":
         for name, (values, remedy) in _ONLY.items():
@@ -69,7 +71,7 @@ def check_recipe(recipe):
 def check_training(recipe):
     """Raises ValueError as `check_recipe`, for a damaged corpus, and for a layout that PaddleFormers does not have with
     as many processes as were started."""
-    check_recipe(recipe)
+    check_recipe(recipe, dist.get_world_size())
     corpora.check_corpora(recipe)
     check_layout(recipe, dist.get_world_size())
 

@@ -17,6 +17,8 @@ from paddle_te.fp8 import ModuleScaling, bind_model
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
 from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings, mappings_of_tied_head
+from paddle_te.job import Door, Job, check
+from paddle_te.job.rules import LAYER_RULES
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
@@ -27,29 +29,22 @@ from paddle_te.ops import documents, get_ops
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
+CONFIG = Door(mark="", between="=")  # of a model's configuration
+_OF_THE_HEAD = [rule for rule in LAYER_RULES if rule.flag == "fp8_lm_head"]
 
-def check_fp8_lm_head(options):
-    """Raises ValueError for options.fp8_lm_head that cannot be. options: a model's configuration, or a script's
-    arguments, which know no vocabulary and may have no use_fused_linear_cross_entropy."""
-    layers = LayerOptions.of(options)
+
+def check_fp8_lm_head(config):
+    """Raise ValueError for a configuration that asks for a head in fp8 which cannot be."""
+    layers = LayerOptions.of(config)
     if not layers.fp8_lm_head:
         return
-    if not layers.use_fp8:
-        raise ValueError("fp8_lm_head needs use_fp8: the head is in fp8 where the decoder layers are")
-    if getattr(options, "use_fused_linear_cross_entropy", False):
-        raise ValueError(
-            "fp8_lm_head with use_fused_linear_cross_entropy: its chunks are in the activations' precision; the one is "
-            "for speed, the other for memory"
-        )
-    vocabulary = getattr(options, "vocab_size", 0)
-    ranks = max(options.tensor_parallel_degree, 1) if vocabulary else 1
-    tokens = vocabulary if vocabulary % ranks else vocabulary // ranks
+    check(Job.of(config), CONFIG, _OF_THE_HEAD)
+    rows, rest = divmod(config.vocab_size, max(config.tensor_parallel_degree, 1))
     multiple = FP8_RECIPES[layers.fp8_recipe]
-    if tokens % multiple:
+    if rest or rows % multiple:
         raise ValueError(
             f"fp8_lm_head: GEMMs with {layers.fp8_recipe} scaling need dimensions divisible by {multiple}, each rank "
-            f"has {tokens} of "
-            f"vocab_size={vocabulary}; pad the vocabulary, or leave fp8_lm_head out"
+            f"has {rows} of vocab_size={config.vocab_size}; pad the vocabulary, or leave fp8_lm_head out"
         )
 
 

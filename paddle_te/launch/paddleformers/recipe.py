@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 from paddle_te.data.records import DEV, TRAIN
+from paddle_te.job.paddleformers import LINES
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
-from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts, together
+from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
 from paddle_te.options.option import FLAG, TEXTS
 from paddle_te.runs.checkpoints import find_checkpoint
 
@@ -18,19 +19,6 @@ RECIPE = "recipe.json"  # in the run's folder
 SCRIPT = ROOT / "paddle_te/hosts/paddleformers/__main__.py"
 WITHOUT = "PaddleFormers has nothing like it; leave it out, or take HOST=paddlenlp"
 
-# PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same
-_RENAMED = {
-    "tensor_parallel_degree": "tensor_model_parallel_size",
-    "pipeline_parallel_degree": "pipeline_model_parallel_size",
-    "virtual_pp_degree": "virtual_pipeline_model_parallel_size",
-    "sharding_parallel_degree": "sharding_parallel_size",
-    "sep_parallel_degree": "sep_parallel_size",
-    "context_parallel_degree": "context_parallel_size",
-    "max_seq_length": "max_seq_len",
-    "max_length": "max_seq_len",
-    "zero_padding": "packing",
-    "greedy_zero_padding": "greedy_intokens",
-}
 # What says nothing to PaddleFormers: it decides itself, or `start` has put it into the folder that it reads
 _SILENT = {
     "model_name_or_path",
@@ -81,7 +69,7 @@ _OURS = {
 }
 # Others of PaddleNLP's that may be asked for: the value that asks for nothing
 _REFUSED = {"sharding_parallel_config": "", "unified_checkpoint": False, "unified_checkpoint_config": ""} | {
-    name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *_RENAMED}
+    name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *LINES}
 }
 _FLAGS = {name for name, option in _OURS.items() if option.kind is FLAG} | {
     "do_train",
@@ -164,12 +152,8 @@ def recipe_text(
     lines = known | _precision(args, given, device) | _recompute(given) | _layout(args) | _resume(args, output)
     lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
     combined = _SILENT | _REFUSED.keys() | {"bf16", "recompute", "resume_from_checkpoint", "fp16_opt_level"}
-    passed = {_RENAMED.get(name, name): value for name, value in given.items() if name not in combined}
+    passed = {LINES.get(name, name): value for name, value in given.items() if name not in combined}
     recipe = passed | {name: value for name, value in lines.items() if value is not None}
-    try:
-        together.check_recipe(recipe)
-    except ValueError as error:
-        raise LaunchError(f"EXTRA_ARGS: {error}") from error
     return json.dumps(recipe, indent=1) + "\n"
 
 

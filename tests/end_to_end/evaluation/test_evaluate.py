@@ -108,7 +108,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         (dict(prompts="a", dtype="bfloat16"), "use float32"),
         (dict(prompts="a", use_fp8="true", fp8_recipe="delayed"), "--fp8_recipe current"),
         (dict(prompts="a", use_fp8="true", fp8_dpa="true"), "--fp8_dpa true needs --fp8_recipe delayed"),
-        (dict(prompts="a", fp8_lm_head="true"), "fp8_lm_head needs use_fp8"),
+        (dict(prompts="a", fp8_lm_head="true"), "--fp8_lm_head true needs --use_fp8 true"),
         (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
         (dict(prompts="a", pipeline_parallel_degree=2), "it must divide the number of processes, 1"),
         (dict(prompts="a", max_new_tokens=128), "of prompt 1 that is beyond the model's 128 positions"),

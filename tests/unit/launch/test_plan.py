@@ -184,25 +184,6 @@ def test_unknown_arguments():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(TP=3), ["TP=3", "must divide the number of devices, 8"]),
-        (dict(TP=4, PP=4), ["TP=4", "PP=4", "= 16"]),
-        (dict(TP=2, FSDP=8), ["FSDP=8", "= 16"]),
-        (dict(TP=1, PP=2, VP=2), ["VP=2", "PP of at least 3"]),
-        (dict(TP=1, VP=2), ["VP=2", "PP of at least 3"]),
-        (dict(TP=1, SP="true"), ["SP=true", "TP of at least 2"]),
-        (dict(TP=4, SP="true", max_seqlen=4095), ["max_seqlen=4095", "TP=4"]),
-        (dict(TP=1, PP=8, GA=4), ["GA=4", "PP=8"]),
-        (dict(TP=1, PP=4, VP=2, GA=4), ["GA=4", "at least 8"]),
-        (dict(TP=1, PP=4, VP=2, GA=10), ["GA=10", "multiple of PP=4"]),
-        (dict(TP=1, PP=2, FSDP=2), ["sharding_stage=stage2", "PP=2", "stage1"]),
-        (dict(TP=1, PP=2, FSDP=2, sharding_stage="stage3"), ["sharding_stage=stage3", "PP=2", "stage1"]),
-        (dict(TP=2, FSDP=2, sharding_stage="stage3"), ["sharding_stage=stage3", "TP=2", "stage1 or stage2"]),
-        (dict(precision="fp8", backend="none"), ["precision=fp8", "backend=te", "none"]),
-        (dict(precision="fp32", backend="te"), ["precision=fp32", "backend=te"]),
-        (dict(precision="fp8", backend="te", max_seqlen=4097, batch_size_per_device=1), ["precision=fp8", "4097"]),
-        (dict(model_name="tiny-llama-demo", TP=4), ["TP=4", "num_key_value_heads=2", "may be 1, 2"]),
-        (dict(model_name="llama-125m", PP=8, TP=1), ["PP=8", "12 layers"]),
-        (dict(model_name="llama-125m", PP=4, VP=2, TP=1), ["VP=2", "= 8", "12 layers"]),
         (dict(model_name="llama-9b"), ["model_name", "llama-125m", "meta-llama/Llama-2-7b"]),
         (dict(tokenizer_name="llama-125m"), ["tokenizer_name", "meta-llama/Llama-2-7b"]),
         (dict(tokenizer_name="some/tokenizer"), ["tokenizer_name", "'some/tokenizer'"]),
@@ -217,52 +198,13 @@ def test_impossible_combinations(arguments, words):
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        dict(TP=1, PP=2, sharding_stage="stage3"),  # the stage is ignored with FSDP=1
-        dict(TP=1, PP=2, FSDP=4, sharding_stage="stage1"),
-        dict(TP=2, FSDP=4, sharding_stage="stage2"),
-        dict(TP=1, FSDP=8, sharding_stage="stage3"),
-        dict(TP=1, PP=4, VP=2, GA=8),
-        dict(TP=8, SP="true", max_seqlen=4096, precision="fp8", backend="te"),
-        dict(model_name="meta-llama/Meta-Llama-3-70B", TP=8, precision="fp8", backend="te"),
-    ],
-)
-def test_possible_combinations(arguments):
-    assert plan(**arguments).command
-
-
-def test_fp8_sizes(tmp_path):
-    """Each product's dimensions, one at a time, with the size that is wrong in the message."""
-    fine = configs.read("llama-125m")
-    ask = dict(model_name=tmp_path, precision="fp8", backend="te", tokenizer_name="none", batch_size_per_device=1)
-
-    def message(changes, **arguments):
-        (tmp_path / "config.json").write_text(json.dumps({**fine, **changes}))
-        return refusal(**{**ask, "TP": 1, **arguments})
-
-    assert "hidden_size of" in message(dict(hidden_size=760, num_attention_heads=10, num_key_value_heads=10))
-    assert "intermediate_size over TP=2 is 1032" in message(dict(intermediate_size=2064), TP=2)
-    assert "key size over TP=4 is 8" in message(dict(hidden_size=128, num_attention_heads=16), TP=4)
-    assert "max_seqlen is 1000" in message({}, max_seqlen=1000)
-    assert "max_seqlen over TP=4 is 1028" in message({}, max_seqlen=4112, TP=4, SP="true")
-
-
-@pytest.mark.parametrize(
-    "devices, arguments, words",
-    [
-        ("0", dict(TP=1), ["precision=bf16", "fp32"]),
-        ("0", dict(TP=1, backend="te"), ["backend=te", "NVIDIA GPU", "pd"]),
-        ("0", dict(TP=1, precision="fp8", backend="te"), ["backend=te", "NVIDIA GPU", "pd"]),
-        ("0,1", dict(TP=2, precision="fp32"), ["TP=2", "DEVICE=nvgpu"]),
-        ("0,1", dict(TP=1, PP=2, precision="fp32"), ["PP=2", "DEVICE=nvgpu"]),
-        ("0,1", dict(TP=1, FSDP=2, precision="fp32"), ["sharding_stage=stage2", "DEVICE=nvgpu"]),
-    ],
-)
-def test_a_plain_cpu_refuses(devices, arguments, words):
-    message = refusal({**CPU, "DEVICES": devices}, **arguments)
-    assert all(word in message for word in words), message
+def test_the_rules_are_asked_in_the_launchers_words(tmp_path):
+    """All of them: tests/unit/job."""
+    assert refusal(TP=3).startswith("TP=3 x PP=1 x FSDP=1 = 3 must divide the number of devices, 8")
+    assert plan(TP=1, PP=2, sharding_stage="stage3").command, "the stage is ignored with FSDP=1"
+    said = refusal(precision="fp8", backend="te", EXTRA_ARGS="--fp8_recipe block", max_seqlen=1040, TP=1)
+    assert said.startswith("EXTRA_ARGS: precision=fp8 with block scaling needs multiples of 128; ")
+    assert refusal({**CPU, "DEVICES": "0"}, TP=1).startswith("precision=bf16 does not train on a plain CPU in Paddle")
 
 
 def test_data_and_tokenizer(tmp_path):
@@ -745,19 +687,8 @@ def test_whoever_gives_no_argument_is_told_of_help(words, capsys):
     assert ("paddle-te finetune --help lists the arguments" in capsys.readouterr().err) == (len(words) == 1)
 
 
-# ---------------------------------------------------------------------------------------------------- the Trainer's
-
-
-def test_flags_of_the_trainer_that_do_not_go_together():
-    """All rules: tests/unit/options/test_together.py."""
-    tiny = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, GA=1, max_seqlen=64, backend="pd")
-    tiny |= dict(precision="fp32")
-    plan(CPU, **tiny, LEARNING_RATE="1e-7")  # the least is a tenth of it
-    said = refusal(CPU, **tiny, LEARNING_RATE="1e-3", EXTRA_ARGS="--min_learning_rate 1e-2")
-    assert said.startswith("EXTRA_ARGS: --learning_rate 0.001 is below --min_learning_rate 0.01: the rate would rise")
-    said = refusal(CPU, **tiny, EXTRA_ARGS="--report_to wandbee")
-    assert said.startswith("EXTRA_ARGS: --report_to wandbee: it must be one of")
-    said = refusal(CPU, **tiny, EXTRA_ARGS="--tp_comm_overlap 4")
+def test_removed_options():
+    said = refusal(CPU, EXTRA_ARGS="--tp_comm_overlap 4")
     assert said == "EXTRA_ARGS: --tp_comm_overlap: this option went with version 0.2.0; delete it"
-    said = refusal({**CPU, "STRAGGLER_STEPS": "5"}, **tiny)
+    said = refusal({**CPU, "STRAGGLER_STEPS": "5"})
     assert said == "STRAGGLER_STEPS: this option went with version 0.2.0; delete it"

@@ -14,7 +14,6 @@ from paddle_te.data.chat_template import ChatTemplate, Renderer
 from paddle_te.hosts.paddlenlp.evaluation.pipeline import PipelineScorer
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.loading import load_model, stage_layer_names
-from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.hosts.paddlenlp.training.arguments import check_weights_folder
 from paddle_te.hosts.paddlenlp.training.health import not_finite
 from paddle_te.models.decoder import fp8_recipe
@@ -37,7 +36,6 @@ class EvaluatedModel:
                 f"--pipeline_parallel_degree {self.pipeline_parallel_degree}: it must divide the number of processes, "
                 f"{processes}; paddle.distributed.launch starts several"
             )
-        check_fp8_lm_head(self)
         self.template_variables()
 
     def template_variables(self) -> dict:

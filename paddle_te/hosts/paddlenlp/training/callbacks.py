@@ -22,9 +22,9 @@ from paddle_te.hosts.paddlenlp.training.health import HealthCallback
 from paddle_te.hosts.paddlenlp.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, ProfilerCallback
 from paddle_te.hosts.paddlenlp.training.progress import LinesCallback, ProgressBarCallback
+from paddle_te.job import PRETRAIN
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
-from paddle_te.options.together import PRETRAIN
 from paddle_te.planner import Model
 from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import STOPPED_MARK

@@ -9,7 +9,8 @@ import logging
 
 from paddlenlp.trainer import IntervalStrategy, TrainerCallback
 
-from paddle_te.options.together import FINETUNE, METRICS
+from paddle_te.job import FINETUNE
+from paddle_te.job.rules import METRICS
 from paddle_te.weights.contents import read_state
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,6 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
     FinetuneModelArguments,
     FinetuningArguments,
     FinetuningTrainer,
-    check_together,
     check_whole_step,
     count_real_tokens,
 )
@@ -51,6 +50,7 @@ from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
+from paddle_te.job import Job
 from paddle_te.models.backend import check_backend
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import configure
@@ -58,7 +58,6 @@ from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.heartbeat import SAVING, Heartbeat
 from paddle_te.runs.identity import model_values
-from paddle_te.runs.main_gradients import adds_in_gemms
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.contents import merge_command
 from paddle_te.weights.files import check_new
@@ -78,7 +77,7 @@ def make_config(model_args, data_args, training_args, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
     LlmMetaConfig.set_llm_config(config, training_args)
     configure(config, training_args)
-    config.fuse_wgrad_accumulation = adds_in_gemms(training_args)
+    config.fuse_wgrad_accumulation = Job.of(training_args).adds_in_gemms
     config.use_cache = False
     config.ignore_index = IGNORED  # as the data say it
     config.seq_length = data_args.max_length
@@ -196,7 +195,6 @@ def finetune():
         model_args, data_args, training_args = parse_arguments(
             FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments
         )
-        check_together(model_args, data_args, training_args)
         checkpoint = find_start(training_args)
         start_from(checkpoint, training_args)
         if checkpoint:

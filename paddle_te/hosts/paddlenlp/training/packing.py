@@ -98,10 +98,6 @@ def make_collator(data_args, training_args, end_of_document, vocab_size=None):
         raise ValueError(
             f"{flag}: neither the tokenizer nor the model's configuration has an eos token, which ends documents"
         )
-    if data_args.reset_attention_mask or data_args.reset_position_ids:
-        check_whole_sequences(training_args, flag)
-    if data_args.reset_attention_mask:
-        check_fp8_dpa(training_args, flag)
     return DocumentCollator(
         end_of_document,
         **flags,
@@ -109,26 +105,3 @@ def make_collator(data_args, training_args, end_of_document, vocab_size=None):
         pipeline=training_args.pipeline_parallel_degree > 1,
         vocab_size=vocab_size,
     )
-
-
-def check_whole_sequences(training_args, flag):
-    """Raises ValueError for what `flag` packs where attention does not see whole sequences and their documents."""
-    if (degree := training_args.context_parallel_degree) > 1:
-        raise ValueError(
-            f"{flag} with --context_parallel_degree {degree}: ring attention knows no documents; share sequences with "
-            "--sep_parallel_degree, which keeps them apart"
-        )
-    if (degree := training_args.sep_parallel_degree) > 1 and training_args.transformer_engine_backend == "none":
-        raise ValueError(
-            f"{flag} with --sep_parallel_degree {degree}: PaddleNLP's own layers take no documents then; use backend "
-            "paddle or transformer_engine"
-        )
-
-
-def check_fp8_dpa(training_args, flag):
-    """Raises ValueError for attention in fp8 with what `flag` packs."""
-    if training_args.fp8_dpa:
-        raise ValueError(
-            f"--fp8_dpa: cuDNN has no attention in fp8 over packed documents; leave out {flag}, or --fp8_dpa: then "
-            "attention is in 16 bits, and the GEMMs stay in fp8"
-        )

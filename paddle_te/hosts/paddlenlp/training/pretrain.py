@@ -29,7 +29,6 @@ from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
     PreTrainingArguments,
-    check_tokens,
     check_weights_folder,
     data_seed,
 )
@@ -42,12 +41,11 @@ from paddle_te.hosts.paddlenlp.training.packing import make_collator
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
-from paddle_te.models.context_parallel import rank_sequence_length
+from paddle_te.job import Job
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
-from paddle_te.runs.main_gradients import adds_in_gemms
 
 logger = logging.getLogger(__name__)
 
@@ -62,26 +60,14 @@ def check_device(training_args):
         get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
 
 
-def _check_tokens(training_args, config):
-    """`check_tokens` of the micro-batches of training and, where there is one, of evaluation."""
-    if not training_args.use_fp8:
-        return
-    shared_by = config.tensor_parallel_degree if config.sequence_parallel else 1
-    for when in ("train", "eval") if training_args.do_eval else ("train",):
-        sequences = getattr(training_args, f"per_device_{when}_batch_size")
-        tokens = sequences * rank_sequence_length(config) // shared_by
-        check_tokens(training_args, f"--max_seq_length {config.seq_length}", tokens, when)
-
-
 def make_config(model_args, data_args, training_args, tokenizer):
     backend = training_args.transformer_engine_backend
     config = read_config(resolve(model_args.model_name_or_path), backend)
     LlmMetaConfig.set_llm_config(config, training_args)
     configure(config, training_args, model_args)
-    config.fuse_wgrad_accumulation = adds_in_gemms(training_args)
+    config.fuse_wgrad_accumulation = Job.of(training_args).adds_in_gemms
     config.use_cache = False
     config.seq_length = data_args.max_seq_length
-    _check_tokens(training_args, config)
     if data_args.reset_attention_mask:
         check_packed(config)
     if model_args.continue_training:

@@ -181,7 +181,7 @@ def test_lora_leaves_the_head_as_it_is(seed):
 
 
 @pytest.mark.parametrize("config, message", [
-    (dict(use_fp8=False), "fp8_lm_head needs use_fp8"),
+    (dict(use_fp8=False), "fp8_lm_head=true needs use_fp8=true; alone"),
     (dict(use_fused_linear_cross_entropy=True), "one is for speed, the other for memory"),
     (dict(vocab_size=100), "each rank has 100 of vocab_size=100; pad the vocabulary"),
     (dict(tensor_parallel_degree=4), "each rank has 24 of vocab_size=96; pad the vocabulary"),

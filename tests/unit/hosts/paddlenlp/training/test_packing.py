@@ -117,17 +117,10 @@ def test_documents_do_not_see_each_other(seed, backend):
     (dict(end=None, data=dict(reset_attention_mask=False)), "--reset_position_ids: neither"),
     (dict(end=None, data=dict(reset_attention_mask=False, reset_position_ids=False, eod_mask_loss=True)),
      "--eod_mask_loss: neither"),
-    (dict(fp8_dpa=True), "--fp8_dpa: cuDNN has no attention in fp8 over packed documents; .*--reset_attention_mask"),
-    (dict(context_parallel_degree=2), "--reset_attention_mask with --context_parallel_degree 2: ring attention knows"),
-    (dict(sep_parallel_degree=2, transformer_engine_backend="none"), "--reset_attention_mask with --sep_parallel"),
 ])  # fmt: skip
 def test_what_does_not_go_together(arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
-
-
-def test_positions_alone_go_with_fp8_attention():
-    assert make(data=dict(reset_attention_mask=False), fp8_dpa=True)
 
 
 def test_the_token_that_ends_a_document():

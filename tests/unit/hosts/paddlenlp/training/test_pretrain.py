@@ -25,27 +25,6 @@ def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch
     assert made.max_position_embeddings == positions and made.seq_length == 4096
 
 
-@pytest.mark.parametrize("batch, layout, tokens", [
-    (1, dict(seq_length=192), 192),
-    (1, dict(seq_length=256, sep_parallel_degree=4), 64),
-    (2, dict(seq_length=128, tensor_parallel_degree=4, sequence_parallel=True), 64),
-])  # fmt: skip
-def test_micro_batches_that_block_scaling_cannot_have(batch, layout, tokens):
-    one_rank = dict(tensor_parallel_degree=1, sequence_parallel=False, sep_parallel_degree=1, context_parallel_degree=1)
-    config = SimpleNamespace(**one_rank | layout)
-    arguments = dict(use_fp8=True, fp8_recipe="current", do_eval=False, per_device_train_batch_size=batch)
-    pretrain._check_tokens(SimpleNamespace(**arguments), config)
-    arguments["fp8_recipe"] = "block"
-    message = (
-        rf"--max_seq_length .*--per_device_train_batch_size {batch}.*multiple of 128 tokens on each rank, not {tokens}"
-    )
-    with pytest.raises(ValueError, match=message):
-        pretrain._check_tokens(SimpleNamespace(**arguments), config)
-    evaluated = arguments | dict(do_eval=True, per_device_train_batch_size=4 * batch, per_device_eval_batch_size=batch)
-    with pytest.raises(ValueError, match=message.replace("train", "eval")):
-        pretrain._check_tokens(SimpleNamespace(**evaluated), config)
-
-
 @pytest.mark.parametrize("scaling", [{}, dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0)])
 def test_weights_know_their_positions(tmp_path, scaling):
     """Sequences beyond them would be trained on with angles that the model has not seen, in silence."""

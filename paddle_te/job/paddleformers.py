@@ -1,0 +1,50 @@
+"""PaddleFormers' words for a run: the names of a recipe's lines, and the Job that a recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paddle_te.configs.spec import ModelSpec
+from paddle_te.host import PADDLEFORMERS
+from paddle_te.job.doors import Door, Name
+from paddle_te.job.record import FINETUNE, PRETRAIN, Job
+
+# PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same
+LINES = {
+    "tensor_parallel_degree": "tensor_model_parallel_size",
+    "pipeline_parallel_degree": "pipeline_model_parallel_size",
+    "virtual_pp_degree": "virtual_pipeline_model_parallel_size",
+    "sharding_parallel_degree": "sharding_parallel_size",
+    "sep_parallel_degree": "sep_parallel_size",
+    "context_parallel_degree": "context_parallel_size",
+    "max_seq_length": "max_seq_len",
+    "max_length": "max_seq_len",
+    "zero_padding": "packing",
+    "greedy_zero_padding": "greedy_intokens",
+}
+RECIPE = Door(
+    mark="",
+    between=": ",
+    names={flag: Name(line) for flag, line in LINES.items()}
+    | {"lora": Name("fine_tuning", {True: "lora", False: "full"}), "bf16": Name("compute_type", {True: "bf16"})},
+)
+
+
+def job_of_recipe(recipe: Mapping[str, object], world: int = 1, model: ModelSpec | None = None) -> Job:
+    """The Job of a recipe, {line: value}. world: processes."""
+    flags = {flag: recipe[line] for flag, line in LINES.items() if recipe.get(line) is not None}
+    # PaddleFormers' "selective" is a granularity of parts only; min_lr is another name of its own
+    granularity = recipe.get("recompute_granularity")
+    flags |= {
+        "lora": recipe.get("fine_tuning") == "lora",
+        "bf16": recipe.get("compute_type") == "bf16" or bool(recipe.get("bf16")),
+        "recompute": granularity == "full",
+        "recompute_granularity": "full",
+        "recompute_modules": recipe.get("recompute_modules") if granularity == "selective" else None,
+        "min_learning_rate": recipe.get("min_learning_rate", recipe.get("min_lr", 0.0)),
+    }
+    if isinstance(reports := recipe.get("report_to"), str):
+        flags["report_to"] = tuple(reports.split())
+    every = {name: value for name, value in {**recipe, **flags}.items() if value is not None}
+    script = FINETUNE if recipe.get("stage") == "SFT" else PRETRAIN
+    return Job.of(every, script=script, host=PADDLEFORMERS, world=world, model=model)

@@ -1,0 +1,241 @@
+"""A run as one frozen record: all that its flags say, whoever says it, and what follows from that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from paddle_te.configs.spec import ModelSpec
+from paddle_te.host import PADDLENLP
+from paddle_te.options.scripts import (
+    FP8_RECIPES,
+    FinetuneData,
+    FinetuneModel,
+    Kernels,
+    Memory,
+    Model,
+    Optimizer,
+    Parallelism,
+    Precision,
+    PretrainData,
+    PretrainModel,
+    Run,
+    Schedule,
+)
+
+PRETRAIN, FINETUNE = "pretrain", "finetune"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Job(
+    Model, Parallelism, Precision, Memory, Kernels, Optimizer, Run, Schedule, PretrainModel, PretrainData,
+    FinetuneModel, FinetuneData,
+):  # fmt: skip
+    """A run: the flags of its sections by name, and what no flag says.
+
+    script: PRETRAIN or FINETUNE. host: the library of the model and its Trainer. world: processes, one a device. model:
+    what config.json says; None where nobody has read it, and then no rule asks. elsewhere: the run is for another
+    machine, so that what is installed here says nothing. A flag that has no default has one here that says nothing, and
+    a degree that is not given is 1.
+    """
+
+    script: str = PRETRAIN
+    host: str = PADDLENLP
+    world: int = 1
+    model: ModelSpec | None = None
+    elsewhere: bool = False
+    model_name_or_path: str = ""
+    output_dir: str = ""
+    tensor_parallel_degree: int = 1
+    pipeline_parallel_degree: int = 1
+    sep_parallel_degree: int = 1
+    context_parallel_degree: int = 1
+
+    @classmethod
+    def of(cls, flags: object, **known: object) -> Job:
+        """The record of what `flags` says, {flag: value} or an object with such attributes.
+
+        What it leaves out has the flag's default. A host's enumerations become their words. known: further fields.
+        """
+        says = flags if isinstance(flags, Mapping) else _Attributes(flags)
+        return cls(**{name: _plain(name, says[name]) for name in FLAGS if name in says and name not in known} | known)
+
+    def __repr__(self) -> str:
+        said = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
+        return f"Job({', '.join(f'{name}={value!r}' for name, value, default in said if value != default)})"
+
+    # -- how ranks share the work -----------------------------------------------------------------
+
+    @property
+    def tp(self) -> int:
+        """Degree of tensor parallelism."""
+        return self.tensor_parallel_degree
+
+    @property
+    def pp(self) -> int:
+        """Degree of pipeline parallelism."""
+        return self.pipeline_parallel_degree
+
+    @property
+    def vp(self) -> int:
+        """Virtual stages of a rank."""
+        return self.virtual_pp_degree
+
+    @property
+    def sep(self) -> int:
+        """Ranks that share sequences by an exchange of heads."""
+        return self.sep_parallel_degree
+
+    @property
+    def cp(self) -> int:
+        """Ranks that share sequences by ring attention."""
+        return self.context_parallel_degree
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that have parts of the same sequences, by SEP or CP."""
+        return self.sep * self.cp
+
+    @property
+    def shared_by(self) -> str:
+        """The flag by which ranks share sequences, SEP's unless only CP is asked for."""
+        return "context_parallel_degree" if self.cp > 1 and self.sep == 1 else "sep_parallel_degree"
+
+    @property
+    def devices(self) -> int:
+        """One for each process."""
+        return self.world
+
+    @property
+    def ranks_of_a_sequence(self) -> int:
+        """Ranks between which data is not divided."""
+        return self.tp * self.pp * self.sharing
+
+    @property
+    def sharding_ranks(self) -> int:
+        """Ranks that share states: all that the other degrees leave where --sharding says no number."""
+        if self.sharding_parallel_degree > 0:
+            return self.sharding_parallel_degree
+        return max(self.world // self.ranks_of_a_sequence, 1) if self.sharding else 1
+
+    @property
+    def stage(self) -> int:
+        """Of sharding: 1 optimizer states, 2 gradients too, 3 weights too."""
+        found = re.search("stage([123])", self.sharding)
+        return int(found[1]) if found else 1
+
+    @property
+    def length_flag(self) -> str:
+        """The flag that says how many tokens a sequence has."""
+        return "max_seq_length" if self.script == PRETRAIN else "max_length"
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a sequence at most."""
+        return getattr(self, self.length_flag)
+
+    @property
+    def one_length(self) -> bool:
+        """Whether all sequences have as many tokens as they may: in fine-tuning only packed or padded ones."""
+        return self.script == PRETRAIN or self.pad_to_max_length or self.zero_padding
+
+    # -- what computes ----------------------------------------------------------------------------
+
+    @property
+    def te(self) -> bool:
+        """Whether the decoder layers are Transformer Engine's."""
+        return self.transformer_engine_backend == "transformer_engine"
+
+    @property
+    def ours(self) -> bool:
+        """Whether the decoder layers are te's or pd's, not the host's own."""
+        return self.transformer_engine_backend != "none"
+
+    @property
+    def place(self) -> str:
+        """Kind of device: cpu, gpu, nvgpu."""
+        return self.device.partition(":")[0]
+
+    @property
+    def model_dtype(self) -> str:
+        """The weights' dtype: 16 bits with fp16_opt_level O2 only, since O1 casts what an operation takes."""
+        half = "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
+        return half if self.fp16_opt_level == "O2" else "float32"
+
+    @property
+    def fp8_multiple(self) -> int:
+        """What must divide the dimensions of GEMMs; 1 without fp8."""
+        return FP8_RECIPES[self.fp8_recipe] if self.use_fp8 else 1
+
+    @property
+    def whole_layers_again(self) -> bool:
+        """Whether backward computes whole layers again."""
+        return self.recompute and self.recompute_granularity == "full"
+
+    @property
+    def adds_in_gemms(self) -> bool:
+        """Whether te's GEMMs add weight gradients to the main gradients: wherever there are main gradients."""
+        return self.te and self.amp_master_grad
+
+    @property
+    def keeps_main_gradients(self) -> bool:
+        """Whether the launcher asks for float32 main gradients: for 16-bit weights over several devices of nvgpu.
+
+        Paddle clips no bf16 gradients of parallel models there, unless the optimizer is ours. An update in backward
+        uses each gradient at once and keeps none.
+        """
+        half = self.place == "nvgpu" and self.model_dtype != "float32"
+        return half and self.world > 1 and self.optimizer_in_backward == "off"
+
+    @property
+    def family(self) -> str:
+        """The title of the model's family."""
+        return self.model.family.title if self.model else ""
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the model; 0 where nobody has read its config.json."""
+        return len(self.model.layers) if self.model else 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is evaluated while training."""
+        return self.do_eval or self.evaluation_strategy != "no"
+
+
+_NO_FLAGS = ("script", "host", "world", "model", "elsewhere")
+FLAGS = tuple(each.name for each in fields(Job) if each.name not in _NO_FLAGS)
+_DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sep_parallel_degree", "context_parallel_degree")
+
+
+class _Attributes(Mapping):
+    """An object's attributes as a mapping."""
+
+    def __init__(self, of: object) -> None:
+        self._of = of
+
+    def __getitem__(self, name: str) -> object:
+        return getattr(self._of, name)
+
+    def __contains__(self, name: object) -> bool:
+        return hasattr(self._of, str(name))
+
+    def __iter__(self):
+        return iter(vars(self._of))
+
+    def __len__(self) -> int:
+        return len(vars(self._of))
+
+
+def _plain(name: str, value: object) -> object:
+    """A host's enumeration as its word, a list as a tuple, PaddleNLP's list of ShardingOptions as one text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list):
+        words = tuple(getattr(each, "value", each) for each in value)
+        return " ".join(words) if name == "sharding" else words
+    if name in _DEGREES:
+        return max(int(str(value)), 1)
+    return value

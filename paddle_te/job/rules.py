@@ -1,0 +1,1068 @@
+"""The one table of what a run may not be asked for.
+
+The launcher, the training scripts, recipes of PaddleFormers, `auto` and the planner's search call `check`, or `fault`
+where an answer is enough. Values of single flags are not here: a flag's Kind says what they may be.
+
+A rule's texts are templates of `doors.Door.explain`, so that each user reads the names that he writes. Its examples are
+words of `words.example`: `breaks` is a run that this rule refuses, `near` a similar one that no rule refuses, and
+tests/unit/job tries both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from paddle_te.host import PADDLEFORMERS, PADDLENLP
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP as CAPABILITIES
+from paddle_te.job.doors import SCRIPT, Door, word
+from paddle_te.job.record import FINETUNE, PRETRAIN, Job
+from paddle_te.options.option import Option
+from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, LAYERS, OPTIMIZER_DEFAULTS, PRETRAINING, TRAINING
+
+
+class JobError(ValueError):
+    """What does not fit, in the words of who asked for it, and what to do: one line."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """when: what of a Job is against it, falsy where nothing is; a text stands for {found} in the others. says: what is
+    wrong, and why. remedy: what to do. host: whose runs it is for; all, where it is empty."""
+
+    when: Callable[[Job], object]
+    says: str
+    remedy: str = ""
+    breaks: str = ""
+    near: str = ""
+    host: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The first flag that it names; "" where that depends on the run."""
+        named = re.match(r"\{(\w+)", self.says)
+        return named[1] if named and named[1] != "found" else ""
+
+    def against(self, job: Job) -> object:
+        """What of the Job is against the rule."""
+        return self.host in ("", job.host) and self.when(job)
+
+    def told(self, job: Job, door: Door, found: object) -> str:
+        """The error's line."""
+        template = "; ".join(filter(None, (self.says, self.remedy)))
+        return door.explain(template.replace("{found}", str(found)), job)
+
+
+def check(job: Job, door: Door = SCRIPT, rules: Iterable[Rule] | None = None) -> None:
+    """Raise JobError for the first rule that the run breaks, in the words of a door. rules: some of them."""
+    for rule in RULES if rules is None else rules:
+        if found := rule.against(job):
+            raise JobError(rule.told(job, door, found))
+
+
+def fault(job: Job) -> Rule | None:
+    """The first rule that the run breaks, None for a run that breaks none."""
+    return next((rule for rule in RULES if rule.against(job)), None)
+
+
+HALF = "--bf16 true --fp16_opt_level O2"
+TE, PD = f"{HALF} --transformer_engine_backend transformer_engine", "--transformer_engine_backend paddle"
+FP8 = f"{TE} --use_fp8 true"
+LORA = f"finetune --do_train true {TE} --lora true"
+ONE = "leave one of them out"
+
+
+def _needs(flag: str, example: str, *backends: str, why: str = "", others: str = "") -> Rule:
+    """A flag that other backends do not have. example: a value. others: flags that it needs as well."""
+    default = next(each.default for each in (*LAYERS, *TRAINING) if each.name == flag)
+    needed = " or ".join(f"{{transformer_engine_backend:{each}}}" for each in backends)
+    return Rule(
+        lambda job: getattr(job, flag) not in (None, default) and job.transformer_engine_backend not in backends,
+        f"{{{flag}}} needs {needed}" + (f": {why}" if why else ""),
+        breaks=f"--{flag} {example}",
+        near=f"{TE} --{flag} {example} {others}",
+    )
+
+
+def _goes_with(option: Option) -> Iterator[Rule]:
+    """An option that means nothing without another one (`Option.needs`)."""
+    for other, wanted in option.needs.items():
+        yield Rule(
+            lambda job, other=other, wanted=wanted: (
+                getattr(job, option.name) != option.default and getattr(job, other) != wanted
+            ),
+            f"{{{option.name}}} needs {{{other}:{word(wanted)}}}",
+            "alone it means nothing",
+        )
+
+
+# ------------------------------------------------------------------------------------------------ layers
+
+_OURS, _TE = ("transformer_engine", "paddle"), ("transformer_engine",)
+LAYER_RULES = (
+    *(rule for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA) for rule in _goes_with(option)),
+    Rule(
+        lambda job: job.te and job.place == "cpu",
+        "{transformer_engine_backend} needs an NVIDIA GPU ({device:gpu} with paddlepaddle-gpu, or {device:nvgpu} with "
+        "nvgpu)",
+        "on a CPU use {transformer_engine_backend:paddle}, the same layers in plain Paddle",
+        f"{TE} --device cpu",
+        f"{PD} --device cpu",
+    ),
+    Rule(
+        lambda job: job.te and not (job.bf16 or job.fp16),
+        "{transformer_engine_backend} with {bf16}: its attention kernels take 16 bits",
+        "use {bf16:true}, or {use_fp8:true} with it; float32 goes with {transformer_engine_backend:paddle}",
+        "--transformer_engine_backend transformer_engine",
+        TE,
+    ),
+    _needs("use_fp8", "true", *_OURS, why="pd emulates its rounding"),
+    _needs("recompute_modules", "layernorm", *_OURS),
+    _needs("activation_func_fp8_input_store", "true", *_OURS),
+    _needs("mlp_chunk_tokens", "64", *_OURS),
+    _needs("offload_activations", "2", *_TE, why="only its layers move them"),
+    _needs(
+        "offload_optimizer",
+        "0.5",
+        *_TE,
+        why="its native module copies the states, and on a CPU there is no device memory to save",
+    ),
+    Rule(
+        lambda job: job.ours and job.recompute_granularity == "full_attn",
+        "{recompute_granularity}: backends pd and te have full and core_attn",
+        breaks=f"{TE} --recompute --recompute_granularity full_attn",
+        near=f"{TE} --recompute --recompute_granularity core_attn",
+    ),
+    Rule(
+        lambda job: job.recompute_modules and job.whole_layers_again,
+        "{recompute_modules} with {recompute_granularity}: whole layers are computed again, and their parts with them",
+        "leave out {recompute_modules:name}, or {recompute:name}",
+        f"{TE} --recompute_modules mlp --recompute",
+        f"{TE} --recompute_modules mlp --recompute --recompute_granularity core_attn",
+    ),
+    Rule(
+        lambda job: {"mlp", "mlp_act"} <= {*(job.recompute_modules or ())},
+        "{recompute_modules}: mlp computes the activation again, too",
+        "leave out mlp_act",
+        f"{TE} --recompute_modules mlp_act mlp",
+        f"{TE} --recompute_modules mlp_act layernorm",
+    ),
+    Rule(
+        lambda job: job.activation_func_fp8_input_store and _computes_its_input_again(job),
+        "{activation_func_fp8_input_store} with {found}, with which backward computes the activation's input again and "
+        "nothing of it is kept",
+        ONE,
+        f"{TE} --activation_func_fp8_input_store true --mlp_chunk_tokens 64",
+        f"{TE} --activation_func_fp8_input_store true --recompute_modules mlp_act",
+    ),
+    Rule(
+        lambda job: job.mlp_chunk_tokens % (job.fp8_multiple * (job.tp if job.sequence_parallel else 1)),
+        "{mlp_chunk_tokens}: each rank's GEMMs have a share of it, a multiple of {fp8_multiple} tokens",
+        "",
+        f"{FP8} --mlp_chunk_tokens 1000",
+        f"{FP8} --mlp_chunk_tokens 1024",
+    ),
+    Rule(
+        lambda job: job.mlp_chunk_tokens and job.lora,
+        "{mlp_chunk_tokens} with {lora}: layers with LoRA have no chunks",
+        "leave it out, or take {recompute:true}",
+        f"{LORA} --mlp_chunk_tokens 64",
+        f"finetune --do_train true {TE} --mlp_chunk_tokens 64",
+    ),
+    Rule(
+        lambda job: job.offload_activations and job.whole_layers_again,
+        "{offload_activations} with {recompute_granularity}: whole layers are computed again, and keep their "
+        "inputs only",
+        "leave out {recompute:name}, or compute parts again with {recompute_modules:name}",
+        f"{TE} --offload_activations 2 --recompute",
+        f"{TE} --offload_activations 2 --recompute_modules mlp",
+    ),
+    Rule(
+        lambda job: job.offload_activations and job.pp > 1,
+        "{offload_activations} with {pipeline_parallel_degree}: a stage keeps several micro-batches at a time, and "
+        "there is host memory for one",
+        ONE,
+        f"x2 {TE} --offload_activations 2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2",
+        f"x2 {TE} --offload_activations 2 --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.fp8_lm_head and job.use_fused_linear_cross_entropy,
+        "{fp8_lm_head} with {use_fused_linear_cross_entropy}: its chunks are in the activations' precision",
+        "the one is for speed, the other for memory",
+        f"{FP8} --fp8_lm_head true --use_fused_linear_cross_entropy true",
+        f"{FP8} --fp8_lm_head true",
+    ),
+    Rule(
+        lambda job: job.use_fused_linear_cross_entropy and not job.ours and _lacks_its_own_fused_loss(job),
+        "{use_fused_linear_cross_entropy} with {transformer_engine_backend} is PaddleNLP's own: {found}",
+        "the other backends need nothing",
+        "--use_fused_linear_cross_entropy true",
+        f"{PD} --use_fused_linear_cross_entropy true",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.cp > 1 and not job.ours and not _has_its_own_ring(job),
+        "{context_parallel_degree} with {transformer_engine_backend} is PaddleNLP's own ring attention: it needs "
+        "{device:gpu}, {use_flash_attention:true} and its package paddlenlp_ops",
+        "the other backends need nothing",
+        "x2 --context_parallel_degree 2",
+        f"x2 {PD} --context_parallel_degree 2",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.fp8_dpa and job.cp > 1,
+        "{fp8_dpa} with {context_parallel_degree}: ring attention is in 16 bits",
+        "{sep_parallel_degree:name} has fp8",
+        f"x2 {FP8} --fp8_dpa true --context_parallel_degree 2",
+        f"x2 {FP8} --fp8_dpa true --sep_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.use_fp8 and _size_out_of_steps(job),
+        "{use_fp8} with {fp8_recipe:value} scaling needs multiples of {fp8_multiple}; {found}",
+        "take another size, degree or fp8_recipe",
+        f"{FP8} --fp8_recipe block --max_seq_length 1040 --per_device_train_batch_size 1",
+        f"{FP8} --fp8_recipe current --max_seq_length 1040 --per_device_train_batch_size 1",
+    ),
+)
+
+
+def _computes_its_input_again(job: Job) -> str:
+    """What has backward compute the input of the MLP's activation again; "" for nothing."""
+    if job.whole_layers_again:
+        return "{recompute_granularity}"
+    if "mlp" in (job.recompute_modules or ()):
+        return "{recompute_modules}"
+    return "{mlp_chunk_tokens}" if job.mlp_chunk_tokens else ""
+
+
+def _installed(job: Job, package: str) -> bool:
+    return job.elsewhere or importlib.util.find_spec(package) is not None
+
+
+def _lacks_its_own_fused_loss(job: Job) -> str:
+    """PaddleNLP finds out in the first step, or, in a pipeline, forgets the flag."""
+    if job.tp > 1 or job.pp > 1 or not _installed(job, "paddlenlp_kernel"):
+        return "it needs its package paddlenlp_kernel, and no tensor or pipeline parallelism"
+    if job.label_smoothing_factor:
+        return "it knows no smoothing, {label_smoothing_factor}"
+    return (
+        "it has no logits to count {metric_for_best_model} by"
+        if "accuracy" in (job.metric_for_best_model or "")
+        else ""
+    )
+
+
+def _has_its_own_ring(job: Job) -> bool:
+    return job.place == "gpu" and job.use_flash_attention and _installed(job, "paddlenlp_ops")
+
+
+def _size_out_of_steps(job: Job) -> str:
+    """The first size of a GEMM, in words, that an fp8 recipe does not take."""
+    sizes = _sizes_of_model(job) if job.model else {}
+    if job.script == PRETRAIN or job.sequence_parallel:
+        sizes |= _tokens(job, "per_device_train_batch_size")
+    if job.do_eval and job.script == PRETRAIN:
+        sizes |= _tokens(job, "per_device_eval_batch_size")
+    return next((f"{name} is {size}" for name, size in sizes.items() if size % job.fp8_multiple), "")
+
+
+def _sizes_of_model(job: Job) -> dict[str, int]:
+    assert job.model is not None
+    attention, over = job.model.layer.attention, " over {tensor_parallel_degree}"
+    return {
+        "hidden_size of {model_name_or_path:value}": job.model.hidden,
+        f"query size{over}": attention.q_size // job.tp,
+        f"key size{over}": attention.kv_size // job.tp,
+        f"intermediate_size{over}": job.model.layer.feed_forward.ffn // job.tp,
+    }
+
+
+def _tokens(job: Job, batch: str) -> dict[str, int]:
+    """Tokens of a rank's micro-batch, and under sequence parallelism those between its attention and MLP."""
+    shared = f" over {{{job.shared_by}}}" if job.sharing > 1 else ""
+    name, tokens = f"{{{batch}}} x {{{job.length_flag}}}{shared}", getattr(job, batch) * job.sequence // job.sharing
+    in_all = {f"{name} over {{tensor_parallel_degree}}": tokens // job.tp} if job.sequence_parallel else {}
+    return {name: tokens} | in_all
+
+
+# ------------------------------------------------------------------------------------------------ layouts
+
+
+def _does_not_divide(job: Job) -> str:
+    """The degrees whose product does not divide the number of devices, in words; "" where it does."""
+    degrees = job.ranks_of_a_sequence * job.sharding_ranks
+    if job.world % degrees == 0:
+        return ""
+    split = ["tensor_parallel_degree", "pipeline_parallel_degree", *_sharing(job)]
+    split += [f"sharding_parallel_degree:{job.sharding_ranks}"]
+    return f"{' x '.join(f'{{{name}}}' for name in split)} = {degrees}"
+
+
+def _sharing(job: Job) -> list[str]:
+    """Of SEP and CP what is above 1."""
+    return [name for name in ("sep_parallel_degree", "context_parallel_degree") if getattr(job, name) > 1]
+
+
+def _shards(job: Job, *stages: int) -> bool:
+    return job.sharding_ranks > 1 and job.stage in stages
+
+
+_SHARDED_PIPELINE = "x4 --sharding_parallel_degree 2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2"
+LAYOUT_RULES = (
+    Rule(
+        _does_not_divide,
+        "{found} must divide the number of devices, {devices}",
+        "DP is what remains; one process a device",
+        "x2 --tensor_parallel_degree 4",
+        "x4 --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.vp > 1 and job.pp < 3,
+        "{virtual_pp_degree} needs {pipeline_parallel_degree:name} of at least 3 (Paddle asserts more than 2 stages)",
+        "",
+        "x2 --virtual_pp_degree 2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 4",
+        "x4 --virtual_pp_degree 2 --pipeline_parallel_degree 4 --gradient_accumulation_steps 8 "
+        "--model_name_or_path meta-llama/Llama-2-7b",
+    ),
+    Rule(
+        lambda job: job.sequence_parallel and job.tp == 1,
+        "{sequence_parallel} needs {tensor_parallel_degree:name} of at least 2: it splits the sequence over the "
+        "tensor-parallel devices",
+        "",
+        "--sequence_parallel true",
+        "x2 --sequence_parallel true --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.sep > 1 and job.cp > 1,
+        "{sep_parallel_degree} does not go with {context_parallel_degree}: both split sequences",
+        "use one of them",
+        f"x4 {PD} --sep_parallel_degree 2 --context_parallel_degree 2",
+        f"x4 {PD} --sep_parallel_degree 2 --tensor_parallel_degree 1",
+    ),
+    Rule(
+        lambda job: job.sequence % job.sep and f"{{{job.length_flag}}}",
+        "{found} must be a multiple of {sep_parallel_degree}, which splits sequences",
+        "",
+        f"x2 {PD} --sep_parallel_degree 2 --max_seq_length 63",
+        f"x2 {PD} --sep_parallel_degree 2 --max_seq_length 64",
+    ),
+    Rule(
+        lambda job: job.cp > 1 and job.sequence % (2 * job.cp) and f"{{{job.length_flag}}}",
+        "{found} must be a multiple of 2 x {context_parallel_degree}: each device has two pieces",
+        "",
+        f"x2 {PD} --context_parallel_degree 2 --max_seq_length 66",
+        f"x2 {PD} --context_parallel_degree 2 --max_seq_length 68",
+    ),
+    Rule(
+        lambda job: job.sequence_parallel and job.sequence % (job.sharing * job.tp) and f"{{{job.length_flag}}}",
+        "{found} must be a multiple of {tensor_parallel_degree}, times the ranks that share sequences, with "
+        "{sequence_parallel}",
+        "",
+        "x2 --tensor_parallel_degree 2 --sequence_parallel true --max_seq_length 63",
+        "x2 --tensor_parallel_degree 2 --sequence_parallel true --max_seq_length 64",
+    ),
+    Rule(
+        lambda job: job.pp > 1 and job.gradient_accumulation_steps < job.pp,
+        "{gradient_accumulation_steps} must be at least {pipeline_parallel_degree}, to fill the pipeline",
+        "",
+        "x4 --pipeline_parallel_degree 4 --gradient_accumulation_steps 2",
+        "x4 --pipeline_parallel_degree 4 --gradient_accumulation_steps 4",
+    ),
+    Rule(
+        lambda job: (
+            job.vp > 1 and (job.gradient_accumulation_steps < 2 * job.pp or job.gradient_accumulation_steps % job.pp)
+        ),
+        "{gradient_accumulation_steps} must be a multiple of {pipeline_parallel_degree}, and at least twice as much, "
+        "with {virtual_pp_degree:name} above 1",
+        "",
+        "x4 --virtual_pp_degree 2 --pipeline_parallel_degree 4 --gradient_accumulation_steps 10 "
+        "--model_name_or_path meta-llama/Llama-2-7b",
+        "x4 --virtual_pp_degree 2 --pipeline_parallel_degree 4 --gradient_accumulation_steps 12 "
+        "--model_name_or_path meta-llama/Llama-2-7b",
+    ),
+    Rule(
+        lambda job: _shards(job, 2, 3) and job.pp > 1,
+        "{sharding} does not go with {pipeline_parallel_degree} in PaddleNLP",
+        "use stage1",
+        f"{_SHARDED_PIPELINE} --sharding stage2",
+        f"{_SHARDED_PIPELINE} --sharding stage1",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: _shards(job, 2, 3) and job.sharing > 1 and f"{{{job.shared_by}}}",
+        "{sharding} does not go with {found}: Paddle would not sum the gradients of the devices that share sequences",
+        "use stage1",
+        f"x4 {PD} --sharding stage3 --sharding_parallel_degree 2 --context_parallel_degree 2",
+        f"x4 {PD} --sharding stage1 --sharding_parallel_degree 2 --context_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: _shards(job, 3) and job.tp > 1,
+        "{sharding} does not go with {tensor_parallel_degree} in PaddleNLP",
+        "use stage1 or stage2",
+        "x4 --sharding stage3 --sharding_parallel_degree 2 --tensor_parallel_degree 2",
+        "x4 --sharding stage2 --sharding_parallel_degree 2 --tensor_parallel_degree 2",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.place == "cpu" and _without_gloo(job),
+        "{found} does not work on {device:cpu} (Paddle's gloo has DP and stage1 only)",
+        "use {device:nvgpu}, whose host runtime needs no GPU (nvgpu)",
+        "x2 --device cpu --tensor_parallel_degree 2",
+        "x2 --device cpu --sharding stage1",
+    ),
+    Rule(
+        lambda job: job.place == "cpu" and job.bf16,
+        "{bf16} does not train on a plain CPU in Paddle",
+        "use {bf16:false}, or {device:gpu} or nvgpu",
+        f"--device cpu {HALF}",
+        "--device cpu",
+    ),
+    Rule(
+        lambda job: job.pp > 1 and job.model and not CAPABILITIES[job.model.family.model_type].pipeline,
+        "{pipeline_parallel_degree}: PaddleNLP has no pipeline for {family}",
+        "it must be 1",
+        "x2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2 --model_name_or_path mistral-7b-v0.1",
+        "x2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2 --model_name_or_path meta-llama/Llama-2-7b",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.model and _does_not_divide_the_model(job),
+        "{tensor_parallel_degree} must divide {found}",
+        "",
+        "x4 --tensor_parallel_degree 4",
+        "x4 --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.model and _does_not_divide_the_heads(job),
+        "{sep_parallel_degree} must divide {found}: the devices that share a sequence share the heads in attention",
+        "",
+        "x4 --tensor_parallel_degree 2 --sep_parallel_degree 2",
+        "x4 --tensor_parallel_degree 2 --sep_parallel_degree 2 --model_name_or_path meta-llama/Llama-2-7b",
+    ),
+    Rule(
+        lambda job: job.model and job.sharing > 1 and job.model.learned_positions and f"{{{job.shared_by}}}",
+        "{found}: {family}'s embedding of positions would count each device's tokens from 0",
+        "it must be 1",
+        f"x2 {PD} --sep_parallel_degree 2 --model_name_or_path gpt-126m",
+        f"x2 {PD} --tensor_parallel_degree 2 --model_name_or_path gpt-126m",
+    ),
+    Rule(
+        lambda job: job.cp > 1 and job.model and any(layer.attention.window for layer in job.model.layers),
+        "{context_parallel_degree}: ring attention has no sliding window, {model_name_or_path:value} has",
+        "use {sep_parallel_degree:name}",
+        f"x2 {PD} --context_parallel_degree 2 --model_name_or_path mistral-7b-v0.1",
+        f"x2 {PD} --sep_parallel_degree 2 --model_name_or_path mistral-7b-v0.1",
+    ),
+    Rule(
+        lambda job: job.model and len(job.model.layers) % (job.pp * job.vp),
+        "{pipeline_parallel_degree} x {virtual_pp_degree} must divide the {layers} layers of "
+        "{model_name_or_path:value}",
+        "",
+        "x3 --pipeline_parallel_degree 3 --gradient_accumulation_steps 3",
+        "x4 --pipeline_parallel_degree 4 --gradient_accumulation_steps 4",
+    ),
+    Rule(
+        lambda job: job.pp > 1 and job.model and job.model.tied and "split_param" in job.sharding_parallel_config,
+        "{sharding_parallel_config} with {pipeline_parallel_degree}: Paddle would count the tied embeddings of "
+        "{model_name_or_path:value} twice when it clips",
+        "leave split_param out",
+        "x2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2 --model_name_or_path llama-3.2-1b "
+        "--sharding_parallel_config split_param",
+        "x2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2 --sharding_parallel_config split_param",
+    ),
+)
+
+
+def _without_gloo(job: Job) -> str:
+    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", *_sharing(job)):
+        if getattr(job, name) > 1:
+            return f"{{{name}}}"
+    return "{sharding}" if _shards(job, 2, 3) else ""
+
+
+def _does_not_divide_the_model(job: Job) -> str:
+    assert job.model is not None
+    attention = job.model.layer.attention
+    split = {
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.groups,
+        "intermediate_size": job.model.layer.feed_forward.ffn,
+    }
+    for name, size in split.items():
+        if size % job.tp:
+            common = math.gcd(*split.values())
+            possible = ", ".join(str(degree) for degree in range(1, 65) if common % degree == 0)
+            return f"{name}={size} of {{model_name_or_path:value}}; it may be {possible}"
+    return ""
+
+
+def _does_not_divide_the_heads(job: Job) -> str:
+    assert job.model is not None
+    heads = {
+        "num_attention_heads": job.model.layer.attention.heads,
+        "num_key_value_heads": job.model.layer.attention.groups,
+    }
+    for name, size in heads.items():
+        if size // job.tp % job.sep:
+            return f"{name} of a device, of {{model_name_or_path:value}} {size} / {{tensor_parallel_degree}}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------ optimizer
+
+_COMPACT = f"{TE} --optim_moments bfloat16 --master_weights bf16_remainder"
+_UNCLIPPED = "--optimizer_in_backward unclipped --max_grad_norm 0"
+
+
+def _states(job: Job) -> str:
+    """The flags that say how AdamW's states are kept, beyond their defaults; "" for none."""
+    flags = [name for name in ("optim_moments", "master_weights") if getattr(job, name) != OPTIMIZER_DEFAULTS[name]]
+    flags += ["offload_optimizer"] * bool(job.offload_optimizer)
+    return " ".join(f"{{{name}}}" for name in flags)
+
+
+def _states_not_ours(job: Job) -> str:
+    """What of --sharding or --sharding_parallel_config keeps AdamW's states in ways of its own."""
+    said = f"{job.sharding} {job.sharding_parallel_config}"
+    words = ("offload", "enable_stage1_tensor_fusion", "enable_fuse_optimizer_states")
+    return next((f"{_states(job)} with {name}" for name in words if name in said), "")
+
+
+def _joined_states(job: Job) -> str:
+    """A flag whose states a unified checkpoint would join from ranks' parts, why not, and what would; "" for none."""
+    parts = {
+        "{tensor_parallel_degree}": job.tp > 1,
+        "split_param of {sharding_parallel_config:name}": "split_param" in job.sharding_parallel_config,
+    }
+    layout = next((name for name, there in parts.items() if there), None)
+    if not job.unified_checkpoint or layout is None:
+        return ""
+    whole = f"with {{unified_checkpoint}} and {layout}: such a checkpoint has whole weights, and"
+    if job.optim_moments == "int8":
+        return f"{{optim_moments}} {whole} ranks keep blocks of their parts"
+    return (
+        f"{{offload_optimizer}} {whole} PaddleNLP joins them on the device, where they are not"
+        if job.offload_optimizer
+        else ""
+    )
+
+
+def _incomplete_gradients(job: Job) -> str:
+    """A degree with which backward leaves gradients of a part of the step's tokens."""
+    kinds = (f"{kind}_parallel_degree" for kind in ("pipeline", "sharding", "sep", "context"))
+    return next((f"{{{name}}}" for name in kinds if getattr(job, name) > 1), "")
+
+
+def _in_backward(when: Callable[[Job], object], says: str, remedy: str, breaks: str, near: str = _UNCLIPPED) -> Rule:
+    """What needs all gradients at once, or gradients that are not complete after one backward."""
+    return Rule(
+        lambda job: job.optimizer_in_backward != "off" and when(job),
+        f"{{optimizer_in_backward}} {says}",
+        remedy,
+        breaks,
+        near,
+    )
+
+
+OPTIMIZER_RULES = (
+    Rule(
+        lambda job: job.optim != "adamw" and _states(job),
+        "{found} with {optim}",
+        "it needs {optim:adamw}",
+        f"{_COMPACT} --optim adamw_mini",
+        _COMPACT,
+    ),
+    Rule(
+        lambda job: job.master_weights != "float32" and job.model_dtype != "bfloat16",
+        "{master_weights} needs bfloat16 weights: {bf16:true} {fp16_opt_level:O2}",
+        "",
+        f"{PD} --master_weights bf16_remainder",
+        f"{TE} --master_weights bf16_remainder",
+    ),
+    Rule(
+        lambda job: _states(job) and _states_not_ours(job),
+        "{found} of {sharding:name} or {sharding_parallel_config:name}",
+        "leave that out",
+        f"x2 {_COMPACT} --sharding stage2 --sharding_parallel_config enable_fuse_optimizer_states",
+        f"x2 {_COMPACT} --sharding stage2",
+    ),
+    Rule(
+        lambda job: job.offload_optim and _states(job),
+        "{found} with {offload_optim}: that is PaddleNLP's, which moves all states to the device and back, in float32",
+        ONE,
+        f"{_COMPACT} --offload_optim true",
+        f"{TE} --offload_optim true",
+    ),
+    Rule(
+        lambda job: job.master_weights != "float32" and job.unified_checkpoint_config,
+        "{master_weights} with {unified_checkpoint_config}: a checkpoint must have weights and remainders",
+        "leave it out",
+        f"{_COMPACT} --unified_checkpoint true --unified_checkpoint_config skip_save_model_weight",
+        f"{_COMPACT} --unified_checkpoint true",
+    ),
+    Rule(
+        _joined_states,
+        "{found}",
+        "save rank by rank with {unified_checkpoint:false}",
+        f"x2 {TE} --optim_moments int8 --unified_checkpoint true --tensor_parallel_degree 2",
+        f"x2 {TE} --optim_moments int8 --unified_checkpoint true --sharding stage1",
+    ),
+    Rule(
+        lambda job: job.lora and job.unified_checkpoint and job.master_weights != "float32",
+        "{master_weights} with {lora} {unified_checkpoint}: PaddleNLP, which loads such checkpoints, would take the "
+        "remainders for master weights",
+        ONE,
+        f"{LORA} --master_weights bf16_remainder --unified_checkpoint true",
+        f"{LORA} --master_weights bf16_remainder",
+    ),
+    Rule(
+        lambda job: job.lora and job.unified_checkpoint and job.optim_moments == "int8",
+        "{optim_moments} with {lora} {unified_checkpoint}: PaddleNLP, which loads such checkpoints, does not know "
+        "blocks of 8 bits",
+        ONE,
+        f"{LORA} --optim_moments int8 --unified_checkpoint true",
+        f"{LORA} --optim_moments bfloat16 --unified_checkpoint true",
+    ),
+    _in_backward(
+        lambda job: job.optimizer_in_backward == "unclipped" and job.max_grad_norm > 0,
+        "with {max_grad_norm}: a step's norm is not known before its last gradient",
+        "give {max_grad_norm:0}, or clip by the norm of the step before: last_norm",
+        "--optimizer_in_backward unclipped",
+    ),
+    _in_backward(
+        lambda job: job.optimizer_in_backward == "last_norm" and job.max_grad_norm == 0,
+        "clips gradients: it needs {max_grad_norm:name} above 0",
+        "unclipped needs none",
+        "--optimizer_in_backward last_norm --max_grad_norm 0",
+        "--optimizer_in_backward last_norm",
+    ),
+    _in_backward(
+        lambda job: job.optim != "adamw", "with {optim}", "it needs {optim:adamw}", f"{_UNCLIPPED} --optim adamw_mini"
+    ),
+    _in_backward(
+        lambda job: job.gradient_accumulation_steps > 1,
+        "with {gradient_accumulation_steps}: gradients that are added up over several micro-batches must all be kept",
+        "it must be 1",
+        f"{_UNCLIPPED} --gradient_accumulation_steps 4",
+    ),
+    _in_backward(
+        lambda job: job.amp_master_grad,
+        "with {amp_master_grad}: a gradient is used at once, so there is nothing to add up in float32",
+        ONE,
+        f"{_UNCLIPPED} --amp_master_grad true",
+    ),
+    _in_backward(
+        lambda job: job.fp16,
+        "with {fp16}: a loss scale is known to be right only after the last gradient",
+        ONE,
+        f"{_UNCLIPPED} --fp16 true",
+    ),
+    _in_backward(
+        lambda job: job.offload_optim,
+        "with {offload_optim}: Paddle brings the states back only after backward",
+        ONE,
+        f"{_UNCLIPPED} --offload_optim true",
+    ),
+    _in_backward(
+        lambda job: job.on_nan == "skip",
+        "with {on_nan}: a bad step has updated weights already",
+        "stop or rollback",
+        f"{_UNCLIPPED} --on_nan skip",
+        f"{_UNCLIPPED} --on_nan rollback",
+    ),
+    _in_backward(
+        _incomplete_gradients,
+        "with {found}: there a gradient is complete only after backward",
+        "only {tensor_parallel_degree:name} may be above 1",
+        f"x2 {_UNCLIPPED} --sharding stage1 --sharding_parallel_degree 2",
+        f"x2 {_UNCLIPPED} --tensor_parallel_degree 2",
+    ),
+    _in_backward(
+        lambda job: job.world // job.tp > 1 and job.world // job.tp,
+        "with data parallelism or sharding over {found} ranks: their gradients must be summed first",
+        "train on one GPU, or give all of them to {tensor_parallel_degree:name}",
+        f"x4 {_UNCLIPPED} --tensor_parallel_degree 2",
+        f"x2 {_UNCLIPPED} --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: _cannot_clip(job),
+        "{bf16} on {device:value} over several processes with {optim} needs {amp_master_grad:true} (or "
+        "{max_grad_norm:0}): Paddle clips no bf16 gradients of parallel models on custom devices",
+        "with {optim:adamw} paddle_te does",
+        f"x2 --device nvgpu {HALF} --optim adamw_mini --sharding stage1 --amp_master_grad false",
+        f"x2 --device nvgpu {HALF} --sharding stage1",
+        host=PADDLENLP,
+    ),
+)
+
+
+def _cannot_clip(job: Job) -> bool:
+    """Paddle 3.3.1's HybridParallelClipGrad has bf16 for its own GPU device and three others. `fuse_clipping` does
+    without it, sharding stage 3 has a clipping of its own."""
+    custom = job.place not in ("cpu", "gpu", "xpu")
+    bf16 = job.model_dtype == "bfloat16" and not job.amp_master_grad
+    clipped_otherwise = job.optim == "adamw" or job.stage == 3
+    parallel = job.world > 1 and (job.ranks_of_a_sequence > 1 or job.sharding)
+    return custom and bf16 and job.max_grad_norm > 0 and bool(parallel) and not clipped_otherwise
+
+
+# ------------------------------------------------------------------------------------------------ the Trainer's flags
+
+# What the evaluations of each script measure, and which of two values is the better one
+METRICS = {PRETRAIN: {"loss": "less"}, FINETUNE: {"loss": "less", "accuracy": "greater"}}
+# The schedules of each script; with fine-tuning they are PaddleNLP's, which has flags for some
+SCHEDULES = {
+    PRETRAIN: ("linear", "cosine"),
+    FINETUNE: ("linear", "cosine", "constant", "constant_with_warmup", "polynomial"),
+}
+_OF_A_SCHEDULE = {"num_cycles": ("cosine", 0.5), "lr_end": ("polynomial", 1e-7), "power": ("polynomial", 1.0)}
+# Flags of PaddleNLP's that do not do what they say: why, and what to do instead
+_WITHOUT_EFFECT = {
+    "minimum_eval_times": "PaddleNLP would change --eval_steps by it; give --eval_steps",
+    "count_trained_tokens": "PaddleNLP's count fails in the first step; trainer_state.json has consumed_samples",
+    "bf16_full_eval": "PaddleNLP reads it nowhere; evaluation has the precision of training",
+    "fp16_full_eval": "PaddleNLP reads it nowhere; evaluation has the precision of training",
+    "do_export": "PaddleNLP reads it nowhere; te_llama_ckpt_converter.py converts checkpoints",
+}
+# What --report_to may name, and the package that each one needs
+REPORTS = {"visualdl": "visualdl", "wandb": "wandb", "tensorboard": "tensorboardX"}
+_BEST = "--do_eval true --metric_for_best_model"
+_POLYNOMIAL = "finetune --do_train true --lr_scheduler_type polynomial"
+
+
+def _without_effect(flag: str, why: str) -> Rule:
+    value = "3" if flag == "minimum_eval_times" else "true"
+    return Rule(lambda job: getattr(job, flag), f"{{{flag}}}: {why}", "", f"--{flag} {value}", "--do_eval true")
+
+
+def _rises(job: Job) -> bool:
+    return job.script == PRETRAIN and job.learning_rate < job.min_learning_rate
+
+
+def _metric(job: Job) -> str:
+    return (job.metric_for_best_model or "").removeprefix("eval_")
+
+
+def _evaluated_by(job: Job) -> str:
+    if job.evaluation_strategy != "no":
+        return job.evaluation_strategy
+    return "steps" if job.script == PRETRAIN or job.eval_steps else "epoch"  # --do_eval true
+
+
+def _unread(job: Job) -> str:
+    """A flag of another schedule."""
+    for name, (owner, default) in _OF_A_SCHEDULE.items():
+        if getattr(job, name) != default and (job.script == PRETRAIN or job.lr_scheduler_type != owner):
+            return f"{{{name}}}: only fine-tuning with {{lr_scheduler_type:{owner}}} reads it"
+    return ""
+
+
+def _cannot_report(job: Job) -> str:
+    for name in job.report_to or ():
+        if name in ("all", "none"):
+            continue
+        if name not in REPORTS:
+            return f"{{report_to:{name}}}: it must be one of {', '.join(REPORTS)}, all, none"
+        if not _installed(job, REPORTS[name]):
+            return f"{{report_to:{name}}}: the package {REPORTS[name]} is not installed; install it, or leave it out"
+        if name == "wandb" and os.environ.get("WANDB_DISABLED", "").upper() in ("1", "ON", "YES", "TRUE"):
+            return "{report_to:wandb}: WANDB_DISABLED is set; unset it, or leave {report_to:name} out"
+    return ""
+
+
+TRAINER_RULES = (
+    *(_without_effect(flag, why) for flag, why in _WITHOUT_EFFECT.items()),
+    Rule(
+        lambda job: job.script == FINETUNE and job.do_predict,
+        "{do_predict}: fine-tuning has no test set",
+        "run_eval.py measures a model",
+        "finetune --do_predict true",
+        "finetune --do_eval true",
+        host=PADDLENLP,
+    ),
+    Rule(_cannot_report, "{found}", "", "--report_to visualdl wandbee", "--report_to none"),
+    *(
+        Rule(
+            lambda job, flag=flag: getattr(job, flag) and not job.evaluates,
+            f"{{{flag}}} needs {{do_eval:true}}: nothing is evaluated without it",
+            "",
+            f"--{flag} true",
+            f"--{flag} true --do_eval true",
+        )
+        for flag in ("load_best_model_at_end", "early_stopping")
+    ),
+    Rule(
+        lambda job: _metric(job) and _metric(job) not in METRICS[job.script] and " and ".join(METRICS[job.script]),
+        "{metric_for_best_model}: evaluation gives {found}",
+        "take one of them",
+        f"{_BEST} accuracy",
+        f"finetune {_BEST} accuracy",
+    ),
+    Rule(
+        lambda job: _metric(job) and not job.evaluates,
+        "{metric_for_best_model} needs {do_eval:true}: nothing is evaluated without it",
+        "",
+        "--metric_for_best_model loss",
+        f"{_BEST} eval_loss",
+    ),
+    Rule(
+        lambda job: (
+            _metric(job)
+            and job.greater_is_better not in (None, METRICS[job.script][_metric(job)] == "greater")
+            and f"the {METRICS[job.script][_metric(job)]} {_metric(job)}"
+        ),
+        "{greater_is_better} with {metric_for_best_model}: {found} is the better one",
+        "leave {greater_is_better:name} out",
+        f"{_BEST} loss --greater_is_better true",
+        f"{_BEST} loss --greater_is_better false",
+    ),
+    Rule(
+        lambda job: job.load_best_model_at_end and job.save_strategy != _evaluated_by(job) and _evaluated_by(job),
+        "{load_best_model_at_end} with {save_strategy}: evaluation is by {found}, and each checkpoint is compared by "
+        "the evaluation before it",
+        "give {save_strategy:name} {found}",
+        "finetune --do_eval true --load_best_model_at_end true",
+        "finetune --do_eval true --eval_steps 5 --load_best_model_at_end true",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.lr_scheduler_type not in SCHEDULES[job.script] and ", ".join(SCHEDULES[job.script]),
+        "{lr_scheduler_type}: it must be one of {found}",
+        "",
+        "--lr_scheduler_type polynomial",
+        "--lr_scheduler_type cosine",
+        host=PADDLENLP,
+    ),
+    Rule(_unread, "{found}", "leave it out", "finetune --power 2", f"{_POLYNOMIAL} --power 2", PADDLENLP),
+    Rule(
+        lambda job: job.lr_scheduler_type == "polynomial" and job.lr_end > job.learning_rate,
+        "{lr_end} is above {learning_rate}: the rate would rise",
+        "",
+        f"{_POLYNOMIAL} --lr_end 1",
+        f"{_POLYNOMIAL} --lr_end 1e-6",
+        host=PADDLENLP,
+    ),
+    *(
+        Rule(
+            lambda job, flag=flag: job.lr_scheduler_type == "constant" and getattr(job, flag),
+            f"{{{flag}}} with {{lr_scheduler_type}}, which has no warm-up",
+            "take constant_with_warmup",
+            f"finetune --do_train true --lr_scheduler_type constant --{flag} {value}",
+            f"finetune --do_train true --lr_scheduler_type constant_with_warmup --{flag} {value}",
+            host=PADDLENLP,
+        )
+        for flag, value in (("warmup_steps", 3), ("warmup_ratio", 0.3))
+    ),
+    Rule(
+        lambda job: job.decay_steps and job.decay_steps <= job.warmup_steps,
+        "{decay_steps} with {warmup_steps}: steps of the decay count from the first step on, and it would end before "
+        "it begins",
+        "give more",
+        "--warmup_steps 30 --decay_steps 30",
+        "--warmup_steps 30 --decay_steps 31",
+        host=PADDLENLP,
+    ),
+    Rule(
+        _rises,
+        "{learning_rate} is below {min_learning_rate}: the rate would rise where it should fall",
+        "give {min_learning_rate:name} of at most a tenth",
+        "--learning_rate 1e-6",
+        "--learning_rate 1e-6 --min_learning_rate 0",
+    ),
+    Rule(
+        lambda job: job.use_async_save or "async_save" in job.unified_checkpoint_config,
+        "{use_async_save} {unified_checkpoint_config}: a checkpoint that is saved so could not be told from an "
+        "incomplete one",
+        "use {save_in_background:true}",
+        "--use_async_save true",
+        "--save_in_background true",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.unified_checkpoint and job.stage == 3,
+        "{unified_checkpoint} with {sharding}: PaddleNLP has no such checkpoints, and would save others",
+        "leave {unified_checkpoint:name} out",
+        "x2 --unified_checkpoint true --sharding stage3",
+        "x2 --unified_checkpoint true --sharding stage2",
+        host=PADDLENLP,
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning, packing
+
+
+def _of_pretraining(job: Job) -> str:
+    """A flag that only pretraining has."""
+    given = (each.name for each in PRETRAINING if getattr(job, each.name) != each.default)
+    return job.script == FINETUNE and next((f"{{{name}}}" for name in given), "") or ""
+
+
+def _packs(job: Job) -> str:
+    """The flag by which a sequence has several documents that do not see each other; "" for none."""
+    return (
+        "{zero_padding:name}" if job.zero_padding else "{reset_attention_mask:name}" if job.reset_attention_mask else ""
+    )
+
+
+def _keeps_apart(job: Job) -> str:
+    """The same, or the one with which positions begin anew in each document."""
+    return _packs(job) or ("{reset_position_ids:name}" if job.reset_position_ids else "")
+
+
+def _padding_out_of_steps(job: Job) -> str:
+    """By what --pad_to_multiple_of must be divisible, and why; "" where it is."""
+    least, why = job.fp8_multiple * job.sharing, f"for GEMMs with {{fp8_recipe}} and {job.sharing} ranks a sequence"
+    if not job.use_fp8:
+        least, why = job.sharing * (2 if job.cp > 1 else 1), f"with {{{job.shared_by}}}, which splits sequences"
+    return f"{least}, {why}" if job.script == FINETUNE and job.pad_to_multiple_of % least else ""
+
+
+def _before_dropout(job: Job) -> str:
+    """What keeps less of norm or activation, which are operations of their own before an adapter's dropout."""
+    if {*(job.recompute_modules or ())} - {"core_attn"}:
+        return "{recompute_modules}"
+    return "{activation_func_fp8_input_store}" if job.activation_func_fp8_input_store else ""
+
+
+_TUNED = "finetune --do_train true"
+FINETUNE_RULES = (
+    Rule(
+        _of_pretraining,
+        "{found} is for pretraining: here PaddleNLP's Trainer makes the schedule",
+        "leave it out",
+        f"{_TUNED} --min_learning_rate 1e-6",
+        _TUNED,
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.script == FINETUNE and job.pp > 1,
+        "{pipeline_parallel_degree}: fine-tuning has tensor, sharding and data parallelism only",
+        "it must be 1",
+        f"x2 {_TUNED} --pipeline_parallel_degree 2 --gradient_accumulation_steps 2",
+        f"x2 {_TUNED} --tensor_parallel_degree 2",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.script == FINETUNE and not (job.do_train or job.do_eval or job.merge_lora),
+        "nothing to do",
+        "give {do_train:name}, {do_eval:name} or {merge_lora:name}",
+        "finetune",
+        _TUNED,
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.quantize_base and not job.use_fp8,
+        "{quantize_base} needs {use_fp8:true}: weights that exist in fp8 only are multiplied in fp8",
+        "leave {quantize_base:name} out to compute in the activations' precision",
+        f"{LORA} --quantize_base fp8",
+        f"{LORA} --quantize_base fp8 --use_fp8 true",
+    ),
+    Rule(
+        lambda job: job.lora and job.freeze,
+        "{freeze:name} with {lora}, which trains none of the model's weights",
+        ONE,
+        f"{LORA} --freeze embed",
+        f"{_TUNED} --freeze embed",
+    ),
+    Rule(
+        lambda job: job.merge_lora and not (job.do_train or job.lora_path),
+        "{merge_lora:name} without {do_train:name}: there is no adapter",
+        "give it with {lora_path:name}",
+        "finetune --lora true --merge_lora true",
+        "finetune --lora true --merge_lora true --lora_path adapter",
+    ),
+    Rule(
+        lambda job: job.lora and job.lora_dropout and _before_dropout(job),
+        "{found} with {lora_dropout}: norm and activation are operations of their own before dropout, and keep what "
+        "they give",
+        ONE,
+        f"{LORA} --lora_dropout 0.1 --recompute_modules layernorm",
+        f"{LORA} --lora_dropout 0.1 --recompute_modules core_attn",
+    ),
+    Rule(
+        lambda job: job.fp8_dpa and _packs(job),
+        "{fp8_dpa}: cuDNN has no attention in fp8 over packed documents",
+        "leave out {found}, or {fp8_dpa:name}: then attention is in 16 bits, and the GEMMs stay in fp8",
+        f"{FP8} --fp8_dpa true --reset_attention_mask true",
+        f"{FP8} --reset_attention_mask true",
+    ),
+    Rule(
+        lambda job: job.cp > 1 and _keeps_apart(job),
+        "{found} with {context_parallel_degree}: ring attention knows no documents",
+        "share sequences with {sep_parallel_degree:name}, which keeps them apart",
+        f"x2 {_TUNED} {PD} --zero_padding true --context_parallel_degree 2",
+        f"x2 {_TUNED} {PD} --zero_padding true --sep_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.sep > 1 and not job.ours and _keeps_apart(job),
+        "{found} with {sep_parallel_degree}: PaddleNLP's own layers take no documents then",
+        "use {transformer_engine_backend:paddle} or {transformer_engine_backend:transformer_engine}",
+        "x2 --reset_attention_mask true --sep_parallel_degree 2",
+        f"x2 {PD} --reset_attention_mask true --sep_parallel_degree 2",
+    ),
+    Rule(
+        _padding_out_of_steps,
+        "{pad_to_multiple_of}: it must be a multiple of {found}",
+        "",
+        f"{_TUNED} {FP8} --model_name_or_path llama-125m --fp8_recipe block --pad_to_multiple_of 64",
+        f"{_TUNED} {FP8} --model_name_or_path llama-125m --fp8_recipe block --pad_to_multiple_of 128",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.script == FINETUNE and job.sequence_parallel and not job.pad_to_max_length,
+        "{sequence_parallel} needs {pad_to_max_length:true}: all batches must be equally long",
+        "",
+        f"x2 {_TUNED} --tensor_parallel_degree 2 --sequence_parallel true",
+        f"x2 {_TUNED} --tensor_parallel_degree 2 --sequence_parallel true --pad_to_max_length true",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: (
+            job.script == FINETUNE
+            and job.sharing > 1
+            and not (job.ours or job.pad_to_max_length)
+            and f"{{{job.shared_by}}}"
+        ),
+        "{found} with {transformer_engine_backend} needs {pad_to_max_length:true}: PaddleNLP's own "
+        "layers take all batches for equally long",
+        "",
+        f"x2 {_TUNED} --sep_parallel_degree 2",
+        f"x2 {_TUNED} --sep_parallel_degree 2 --pad_to_max_length true",
+        host=PADDLENLP,
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------ PaddleFormers
+
+
+def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:
+    """An option that our layers do not have in PaddleFormers. value: an example. others: flags that it needs."""
+    default = next(each.default for each in LAYERS if each.name == flag)
+    return Rule(
+        lambda job: job.ours and getattr(job, flag) not in (default, None, False),
+        f"{{{flag}}}: {why}",
+        f"leave {{{flag}:name}} out",
+        f"paddleformers {FP8} --{flag} {value} {others}",
+        f"{FP8} --{flag} {value} {others}",
+        host=PADDLEFORMERS,
+    )
+
+
+FORMERS_RULES = (
+    _not_there("fp8_lm_head", "true", "in PaddleFormers the head is the host's own"),
+    _not_there("offload_activations", "2", "PaddleFormers has nothing like it; recompute saves memory, too"),
+    Rule(
+        lambda job: job.sharing > 1 and f"{{{job.shared_by}}}",
+        "{found}: PaddleFormers' Llama has no attention for sequences that ranks share",
+        "leave it at 1, or train with PaddleNLP",
+        f"paddleformers x2 {TE} --sep_parallel_degree 2",
+        f"x2 {TE} --sep_parallel_degree 2",
+        host=PADDLEFORMERS,
+    ),
+)
+RULES = (*LAYER_RULES, *LAYOUT_RULES, *OPTIMIZER_RULES, *TRAINER_RULES, *FINETUNE_RULES, *FORMERS_RULES)

@@ -1,0 +1,97 @@
+"""Flags as words of a command line, read and printed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from paddle_te import configs
+from paddle_te.configs.spec import spec_of
+from paddle_te.host import HOSTS
+from paddle_te.job.record import FINETUNE, FLAGS, PRETRAIN, Job
+from paddle_te.options.option import FLAG, Option, options_of
+from paddle_te.options.scripts import (
+    FinetuneData,
+    FinetuneModel,
+    Kernels,
+    Memory,
+    Model,
+    Optimizer,
+    Parallelism,
+    Precision,
+    PretrainData,
+    PretrainModel,
+    Run,
+    Schedule,
+)  # fmt: skip
+
+_SECTIONS = (Model, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
+_OF = {PRETRAIN: (Schedule, PretrainModel, PretrainData), FINETUNE: (Schedule, FinetuneModel, FinetuneData)}
+
+
+@cache
+def options(script: str | None = None) -> dict[str, Option]:
+    """The options of a script, or of both, by name."""
+    own = _OF[script] if script else (*_OF[PRETRAIN], *_OF[FINETUNE])
+    return {option.name: option for option in options_of(*_SECTIONS, *own)}
+
+
+def read(
+    words: Iterable[str], names: Iterable[str] = FLAGS, known: Mapping[str, Option] | None = None
+) -> tuple[dict[str, object], list[str]]:
+    """({flag: value} of those named that stand among the words, the other words). The last of two counts.
+
+    known: options by name, by default a Job's. Raises ValueError for a value that a flag may not have.
+    """
+    known = options() if known is None else known
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        kind = known[name].kind
+        several = kind.read is str.split
+        reader = (
+            _boolean if kind is FLAG else (lambda text, kind=kind: kind.argument(text)[0]) if several else kind.argument
+        )
+        count = {"nargs": "+"} if several else {"nargs": "?", "const": True} if kind is FLAG else {}
+        parser.add_argument(f"--{name}", type=reader, default=argparse.SUPPRESS, **count)
+    try:
+        found, others = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error).removeprefix("argument ")) from error
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}, others
+
+
+def _boolean(text: str) -> bool:
+    """As PaddleNLP's parser reads it."""
+    for value, words in (True, ("yes", "true", "t", "y", "1")), (False, ("no", "false", "f", "n", "0")):
+        if text.lower() in words:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+
+
+def printed(flags: Mapping[str, object]) -> list[str]:
+    """The words of {flag: value}; None leaves one out, several values are words of their own."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is not None:
+            values = value if isinstance(value, tuple | list) else [value]
+            words += [f"--{name}", *(str(each).lower() if isinstance(each, bool) else str(each) for each in values)]
+    return words
+
+
+def job_of(words: Iterable[str], **known: object) -> Job:
+    """The Job of a script's command line. known: what no flag says."""
+    return Job.of(read(words)[0], **known)
+
+
+def example(text: str) -> Job:
+    """The Job of a rule's example: flags, before them, where wanted, `finetune`, a host, and `xN`, the processes."""
+    words = text.split()
+    known: dict[str, object] = {}
+    while words and not words[0].startswith("--"):
+        said = words.pop(0)
+        name = "host" if said in HOSTS else "world" if said[0] == "x" else "script"
+        known[name] = int(said[1:]) if name == "world" else said
+    flags = read(words)[0]
+    model = configs.read(str(flags.setdefault("model_name_or_path", "tiny-llama-demo")))
+    return Job.of(flags, model=spec_of(model), **known)
