@@ -514,6 +514,10 @@ MOST_ARGUMENTS = 24  # of a kernel: kMost in native/shim/calls.h
 def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
     assert len(arguments) <= MOST_ARGUMENTS
+    if kernel.startswith("experts_"):
+        from tests import emulated_experts
+
+        return emulated_experts.launch(kernel, grid, *arguments)
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     if kernel.startswith("rmsnorm_statistics"):
@@ -891,6 +895,7 @@ def install(setattr=setattr):
         casts,
         column_sums,
         cross_entropy,
+        experts,
         low_rank,
         mxfp8,
         qk_norm,
@@ -898,18 +903,32 @@ def install(setattr=setattr):
         rope,
         scaling,
     )
-    from paddle_te.ops.te import quantized, runtime
+    from paddle_te.ops.te import moe, quantized, runtime
+    from tests import emulated_experts
 
     counts = collections.Counter()
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream, counts=lambda: dict(counts))
     te.HostMemory, te.CopyStream = HostMemory, CopyStream
     te.Sequence = functools.partial(Sequence, te)
-    for kernel in KERNELS:
+    for kernel in (*KERNELS, *emulated_experts.KERNELS):
         in_order = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, casts, column_sums, cross_entropy, low_rank, mxfp8, qk_norm, rmsnorm, rope, scaling):
+    for module in (
+        addition,
+        casts,
+        column_sums,
+        cross_entropy,
+        experts,
+        low_rank,
+        mxfp8,
+        qk_norm,
+        rmsnorm,
+        rope,
+        scaling,
+    ):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))
+    setattr(moe, "cublas_version", lambda: (13, 6))

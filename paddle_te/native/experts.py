@@ -51,6 +51,12 @@ def place(te, stream, routing_map, probs, places, sizes, columns):
     te.launch(fill, experts, _BLOCK, 0, stream, routing_map, probs, *places, tokens, experts, rows, *columns)
 
 
+def offsets(te, stream, counts, first, second, experts, *columns):
+    """first, second: int64 [experts + 1], where the experts' rows begin, for two numbers of columns."""
+    function = kernel("experts_offsets", "experts.cu", stream.capability)
+    te.launch(function, 1, _BLOCK, 0, stream, counts, first, second, experts, *columns)
+
+
 def gather(te, stream, x, places, y, sizes, columns, dtype):
     """y [rows, columns] = the tokens' rows of x [tokens, columns], zeros for padding. columns: a multiple of 16
     bytes."""
@@ -58,10 +64,11 @@ def gather(te, stream, x, places, y, sizes, columns, dtype):
     te.launch(function, sizes.rows, _BLOCK, 0, stream, x, places.token_of, y, sizes.tokens, columns)
 
 
-def combine(te, stream, rows, routing_map, places, out, sizes, columns, dtype):
-    """out [tokens, columns] = the sum of each token's rows, in float32 and rounded once; zeros without."""
+def combine(te, stream, rows, routing_map, places, residual, out, sizes, columns, dtype):
+    """out [tokens, columns] = residual, 0 for none, + the sum of each token's rows, in float32 and rounded once."""
     function = kernel(f"experts_combine_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
-    te.launch(function, sizes.tokens, _BLOCK, 0, stream, rows, routing_map, places.place, out, sizes.experts, columns)
+    given = rows, routing_map, places.place, residual, out, sizes.experts, columns
+    te.launch(function, sizes.tokens, _BLOCK, 0, stream, *given)
 
 
 def scatter_probs(te, stream, of_rows, routing_map, places, dprobs, sizes):

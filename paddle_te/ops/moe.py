@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from paddle_te.ops import BACKENDS
 
+SMALL = 1e-20  # what sigmoids' sum is kept above, as in DeepSeek-V3
+
 
 class Routing(NamedTuple):
     """How a router's logits become probabilities of the chosen experts.
@@ -43,8 +45,17 @@ class ExpertWeights(NamedTuple):
 class MoEOps(Protocol):
     """What a backend implements."""
 
-    def check_experts(self) -> None:
-        """Raise where the backend cannot compute experts here, and say what is missing."""
+    def check_experts(self, activation: str = "swiglu", bias: bool = False, capacity: bool = False) -> None:
+        """Raise where the backend cannot compute such experts here, and say what is missing.
+
+        bias: of the experts' GEMMs. capacity: experts take a number of tokens at most.
+        """
+
+    def fork(self, x, count: int):
+        """Return x `count` times, for as many that read it; backward adds their gradients up."""
+
+    def scaled_activate(self, x, scales, activation: str):
+        """Return activate(x) times float32 scales [tokens]."""
 
     def route(self, logits, routing: Routing, expert_bias=None):
         """Return (probs, routing_map) of float32 logits [tokens, E].
@@ -81,12 +92,13 @@ class MoEOps(Protocol):
         weights: ExpertWeights,
         *,
         topk: int,
+        residual=None,
         activation: str = "swiglu",
         recompute_activation: bool = False,
         quantizers=(None, None),
         fuse_wgrad_accumulation: bool = False,
     ):
-        """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) for each token, [tokens, h]; zeros for one without experts.
+        """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token, [tokens, h].
 
         The probability multiplies the activation, so that nothing of h columns is kept for its gradient.
         topk: the greatest number of a token's experts.

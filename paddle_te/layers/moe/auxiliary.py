@@ -17,7 +17,7 @@ class MoEAuxLossAutoScaler(PyLayer):
     @staticmethod
     def forward(ctx, activation, loss):
         ctx.loss = loss.dtype, loss.shape
-        return activation.clone()  # itself would be taken for an in-place result
+        return activation.view(activation.shape)  # itself would be taken for an in-place result
 
     @staticmethod
     def backward(ctx, gradient):

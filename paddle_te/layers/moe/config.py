@@ -116,6 +116,8 @@ class MoEConfig(GemmSettings):
             yield f"moe_expert_capacity_factor={self.moe_expert_capacity_factor}: it must be above 0, or None"
         if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
             yield "moe_shared_expert_gate needs moe_shared_expert_intermediate_size"
+        if self.moe_shared_expert_gate and self.bias:
+            yield "moe_shared_expert_gate: the gate multiplies the activation, not a bias behind it; leave bias out"
         if len(self.recompute_modules) > 1:
             yield "recompute_modules: 'moe' computes the activation again, too; leave 'moe_act' out"
 

@@ -17,7 +17,7 @@ class _Grouped(_Layer):
     def __init__(self, settings: GemmSettings):
         if get_autocast_state().stored_for is not None:
             raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
-        get_moe_ops(settings.backend).check_experts()
+        get_moe_ops(settings.backend).check_experts(getattr(settings, "activation", "swiglu"), settings.bias)
         super().__init__(settings)
 
     @property
@@ -85,8 +85,8 @@ class GroupedMLP(_Grouped):
         self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
         self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
 
-    def forward(self, x, probs, routing_map, is_first_microbatch=None):
-        """[tokens, hidden_size] -> the same shape; probs and routing_map: a router's."""
+    def forward(self, x, probs, routing_map, residual=None, is_first_microbatch=None):
+        """[tokens, hidden_size] -> the same shape; probs and routing_map: a router's. residual: is added."""
         config = self.config
         return self.moe_ops.experts_mlp(
             x,
@@ -94,6 +94,7 @@ class GroupedMLP(_Grouped):
             routing_map,
             ExpertWeights(self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias),
             topk=config.moe_router_topk,
+            residual=residual,
             activation=config.activation,
             recompute_activation="moe_act" in config.recompute_modules,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
@@ -120,28 +121,36 @@ class SharedExpertMLP(_Layer):
         self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method)
         self.fc1_bias = self.create_bias(rows) if config.bias else None
         self.fc2_bias = self.create_bias(hidden) if config.bias else None
-        self.gate_weight = self._gate() if config.moe_shared_expert_gate else None
+        self.gate_weight = self._create_gate() if config.moe_shared_expert_gate else None
 
-    def _gate(self):
+    def _create_gate(self):
         initializer = self.config.init_method or paddle.nn.initializer.Normal(0.0, 0.02)
         shape = [1, self.config.hidden_size]
         return self.create_parameter(shape, dtype=self.params_dtype, default_initializer=initializer)
 
-    def forward(self, x, is_first_microbatch=None):
-        """[tokens, hidden_size] -> the same shape."""
+    def forward(self, x, residual=None, is_first_microbatch=None):
+        """[tokens, hidden_size] -> the same shape. residual: is added."""
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
-        hidden = self._linear(x, "fc1", quantizers[0])
-        y = self._linear(self.ops.activate(hidden, self.config.activation), "fc2", quantizers[1])
+        moe_ops, activation = get_moe_ops(self.backend), self.config.activation
         if self.gate_weight is None:
-            return y
-        return y * F.sigmoid(paddle.matmul(x, self.gate_weight, transpose_y=True))
+            act = self.ops.activate(self._linear(x, "fc1", quantizers[0]), activation)
+        else:
+            x, of_gate = moe_ops.fork(x, 2)
+            act = moe_ops.scaled_activate(self._linear(x, "fc1", quantizers[0]), self._gate(of_gate), activation)
+        return self._linear(act, "fc2", quantizers[1], residual)
 
-    def _linear(self, x, name, quantizers):
+    def _gate(self, x):
+        """float32 [tokens]."""
+        x, weight = x.astype("float32"), self.gate_weight.astype("float32")
+        return F.sigmoid(paddle.matmul(x, weight, transpose_y=True)).squeeze(1)
+
+    def _linear(self, x, name, quantizers, residual=None):
         parameters = self._parameters
         return self.ops.linear(
             x,
             parameters[f"{name}_weight"],
             bias=parameters.get(f"{name}_bias"),
+            residual=residual,
             quantizers=quantizers,
             fuse_wgrad_accumulation=self.config.fuse_wgrad_accumulation,
         )

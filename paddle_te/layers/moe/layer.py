@@ -28,27 +28,28 @@ class MoELayer(_Layer):
             config.hidden_size, config.normalization, config.zero_centered_gamma
         )
         self.router, self.experts = TopKRouter(config), GroupedMLP(config)
-        self.shared_experts = SharedExpertMLP(config) if config.moe_shared_expert_intermediate_size else None
+        if config.moe_shared_expert_intermediate_size:
+            self.shared_experts = SharedExpertMLP(config)
         bind_model(self)
 
     def forward(self, x, is_first_microbatch=None):
         """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""
 
-        def added(x):
-            return self._added(x, is_first_microbatch)
+        def whole(x):
+            return self._forward(x, is_first_microbatch)
 
         again = "moe" in self.config.recompute_modules and self.training and not x.stop_gradient
-        y = recompute(added, x) if again else added(x)
-        return dropout_add(y, x, self.dropout, None) if self.dropout else x + y
+        return recompute(whole, x) if again else whole(x)
 
-    def _added(self, x, is_first_microbatch):
-        """What is added to x."""
-        config = self.config
+    def _forward(self, x, is_first_microbatch):
+        config, layers, fork = self.config, self._sub_layers, self.router.moe_ops.fork
+        inputs, residual = fork(x, 2)
         norm = Norm(self.ln_weight, config.layernorm_epsilon, self.ln_bias, config.zero_centered_gamma)
-        z = self.ops.normalize(x, norm)
-        z = z.reshape([-1, z.shape[-1]])
-        probs, routing_map = self.router(z)
-        y = self.experts(z, probs, routing_map, is_first_microbatch)
-        if self.shared_experts is not None:
-            y = y + self.shared_experts(z, is_first_microbatch)
-        return y.reshape(x.shape)
+        z = self.ops.normalize(inputs.reshape([-1, x.shape[-1]]), norm)
+        of_router, of_experts, *of_shared = fork(z, 3 if "shared_experts" in layers else 2)
+        probs, routing_map = layers["router"](of_router)
+        base = None if self.dropout else residual.reshape(z.shape)
+        if of_shared:
+            base = layers["shared_experts"](*of_shared, base, is_first_microbatch)
+        y = layers["experts"](of_experts, probs, routing_map, base, is_first_microbatch).reshape(x.shape)
+        return dropout_add(y, residual, self.dropout, None) if self.dropout else y

@@ -38,7 +38,7 @@ class TopKRouter(BackendLayer):
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig):
         super().__init__(config.backend)
-        self.moe_ops.check_experts()
+        self.moe_ops.check_experts(config.activation, config.bias, config.moe_expert_capacity_factor is not None)
         self.config, self.routing, self.statistics = config, config.routing, None
         self.weight = self.create_parameter(
             [config.num_moe_experts, config.hidden_size],

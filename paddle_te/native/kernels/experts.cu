@@ -77,6 +77,17 @@ extern "C" __global__ void experts_place(const unsigned char* map, const float* 
   }
 }
 
+// One block; what `experts_place` writes for rows that somebody else has placed.
+extern "C" __global__ void experts_offsets(const long long* counts, long long* first, long long* second,
+                                           long long experts, long long columns0, long long columns1) {
+  for (long long expert = threadIdx.x; expert <= experts; expert += blockDim.x) {
+    long long rows = 0;
+    for (long long i = 0; i < expert; i++) rows += counts[i];
+    first[expert] = rows * columns0;
+    second[expert] = rows * columns1;
+  }
+}
+
 // A block copies a row.
 template <class T>
 __device__ void gather(const T* x, const int* token_of, T* y, long long tokens, long long columns) {
@@ -89,8 +100,8 @@ __device__ void gather(const T* x, const int* token_of, T* y, long long tokens, 
 
 // A block sums a token's rows, in the order of their experts.
 template <class T>
-__device__ void combine(const T* rows, const unsigned char* map, const int* place, T* out, long long experts,
-                        long long columns) {
+__device__ void combine(const T* rows, const unsigned char* map, const int* place, const T* residual, T* out,
+                        long long experts, long long columns) {
   __shared__ int of_token[kMostExperts];
   __shared__ int count;
   const long long token = blockIdx.x;
@@ -107,6 +118,10 @@ __device__ void combine(const T* rows, const unsigned char* map, const int* plac
   constexpr int size = Vector<T>::size;
   for (long long i = threadIdx.x; i < columns / size; i += blockDim.x) {
     float sum[size] = {};
+    if (residual) {
+      const auto values = reinterpret_cast<const Vector<T>*>(residual + token * columns)[i];
+      for (int k = 0; k < size; k++) sum[k] = to_float(values.x[k]);
+    }
     for (int j = 0; j < count; j++) {
       const auto values = reinterpret_cast<const Vector<T>*>(rows + of_token[j] * columns)[i];
       for (int k = 0; k < size; k++) sum[k] += to_float(values.x[k]);
@@ -137,9 +152,9 @@ extern "C" __global__ void experts_zero_empty(uint4* gradients, const long long*
                                                 long long columns) {                                                \
     gather(x, token_of, y, tokens, columns);                                                                        \
   }                                                                                                                 \
-  extern "C" __global__ void experts_combine_##T(const T* rows, const unsigned char* map, const int* place, T* out, \
-                                                 long long experts, long long columns) {                            \
-    combine(rows, map, place, out, experts, columns);                                                               \
+  extern "C" __global__ void experts_combine_##T(const T* rows, const unsigned char* map, const int* place,         \
+                                                 const T* residual, T* out, long long experts, long long columns) { \
+    combine(rows, map, place, residual, out, experts, columns);                                                     \
   }
 EXPERTS(bfloat16)
 EXPERTS(float16)

@@ -7,16 +7,34 @@ import paddle
 import paddle.nn.functional as F
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
+from paddle_te.ops.moe import SMALL
 from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
 from paddle_te.ops.pd.linear import activate
 
-__all__ = ["balance_loss", "check_experts", "experts_mlp", "grouped_linear", "limit_experts", "route"]
+__all__ = [
+    "balance_loss",
+    "check_experts",
+    "experts_mlp",
+    "fork",
+    "grouped_linear",
+    "limit_experts",
+    "route",
+    "scaled_activate",
+]
 
-SMALL = 1e-20  # what sigmoids' sum is kept above, as in DeepSeek-V3
 
-
-def check_experts():
+def check_experts(activation="swiglu", bias=False, capacity=False):
     """Runs wherever Paddle does; fp8 is emulated."""
+
+
+def fork(x, count):
+    """Autograd adds the gradients up."""
+    return (x,) * count
+
+
+def scaled_activate(x, scales, activation):
+    """In float32, rounded once."""
+    return (activate(x, activation).astype("float32") * scales.unsqueeze(1)).astype(x.dtype)
 
 
 def route(logits, routing, expert_bias=None):
@@ -98,12 +116,13 @@ def experts_mlp(
     weights,
     *,
     topk,
+    residual=None,
     activation="swiglu",
     recompute_activation=False,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
 ):
-    """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) for each token."""
+    """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
     multiple = 1 if quantizers[0] is None else quantizers[0].input.scaling.multiple
     places = rows_of(routing_map, topk, multiple)
 
@@ -120,8 +139,7 @@ def experts_mlp(
         return y + (bias if of_rows is None else bias * of_rows.unsqueeze(1)).astype(y.dtype)
 
     def second_half(hidden, of_rows):
-        act = activate(hidden, activation).astype("float32") * of_rows.unsqueeze(1)
-        return biased(linear(act.astype(hidden.dtype), 1), weights.fc2_bias, of_rows)
+        return biased(linear(scaled_activate(hidden, of_rows, activation), 1), weights.fc2_bias, of_rows)
 
     hidden = biased(linear(permute(x, places), 0), weights.fc1_bias)
     of_rows = probabilities(probs, places)
@@ -129,4 +147,5 @@ def experts_mlp(
         rows = paddle_recompute(second_half, hidden, of_rows, preserve_rng_state=False)
     else:
         rows = second_half(hidden, of_rows)
-    return unpermute(rows, places)
+    y = unpermute(rows, places)
+    return y if residual is None else residual + y

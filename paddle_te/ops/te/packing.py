@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 import paddle
 
-SIZES = {paddle.uint8: 1, paddle.bfloat16: 2, paddle.float16: 2, paddle.float32: 4}  # bytes of an element
+# Bytes of an element.
+SIZES = {
+    paddle.uint8: 1,
+    paddle.bfloat16: 2,
+    paddle.float16: 2,
+    paddle.float32: 4,
+    paddle.int32: 4,
+    paddle.int64: 8,
+}
 ALIGNMENT = 256  # bytes
 # Memory of at most so many bytes in all is one allocation, which takes as long as ten kernels' worth of Python. More is
 # allocated and let go piece by piece: there the GPU is busy longer than Python, and memory is what counts.

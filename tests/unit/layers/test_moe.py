@@ -14,10 +14,8 @@ from paddle_te.layers.moe import (
     MoEAuxLossAutoScaler,
     MoEConfig,
     MoELayer,
-    TopKRouter,
     update_expert_bias,
 )
-from paddle_te.native import BackendUnavailable
 from tests import moe_cases
 from tests.moe_cases import EXPERTS, FAMILIES, FFN, HIDDEN, TOKENS
 
@@ -46,7 +44,7 @@ def make(config, values):
 def without_norm(layer, x):
     """The layer's experts, with what they are given as x: what transformers' modules and the references compute."""
     y = layer.experts(x, *layer.router(x))
-    return y if layer.shared_experts is None else y + layer.shared_experts(x)
+    return y + layer.shared_experts(x) if layer.config.moe_shared_expert_intermediate_size else y
 
 
 def run(layer, values):
@@ -284,6 +282,7 @@ WRONG = {
     "2 groups of 2 experts": dict(moe_router_num_groups=4, moe_router_group_topk=2, moe_router_topk=6),
     "moe_expert_capacity_factor=0": dict(moe_expert_capacity_factor=0),
     "moe_shared_expert_gate needs": dict(moe_shared_expert_gate=True),
+    "the gate multiplies": dict(moe_shared_expert_gate=True, moe_shared_expert_intermediate_size=5, bias=True),
     "hidden_dropout=1": dict(hidden_dropout=1),
 }
 
@@ -292,9 +291,3 @@ WRONG = {
 def test_what_does_not_fit_is_refused(words):
     with pytest.raises(ValueError, match=words):
         MoEConfig(**SIZES, **WRONG[words])
-
-
-@pytest.mark.parametrize("kind", [MoELayer, TopKRouter])
-def test_te_says_that_it_has_no_experts(kind):
-    with pytest.raises(BackendUnavailable, match="use backend paddle"):
-        kind(**SIZES | dict(backend="transformer_engine"))

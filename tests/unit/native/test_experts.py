@@ -189,12 +189,14 @@ def test_gather_and_combine(cpu, placed, seed):
     assert (y == np.concatenate([x, np.zeros([1, 12], "float32")])[token_of]).all()
     rows = random.standard_normal(y.shape).astype("float32")
     out = np.full_like(x, np.nan)
-    experts.combine(cpu, cpu, rows.ctypes.data, chosen.ctypes.data, places, out.ctypes.data, sizes, 12, F32)
-    for token in range(sizes.tokens):
-        total = np.zeros(12, "float32")
-        for row in place[token][chosen[token]]:
-            total += rows[row]
-        assert (out[token] == total).all()
+    for residual in (None, x):
+        added = 0 if residual is None else residual.ctypes.data
+        experts.combine(cpu, cpu, rows.ctypes.data, chosen.ctypes.data, places, added, out.ctypes.data, sizes, 12, F32)
+        for token in range(sizes.tokens):
+            total = np.zeros(12, "float32") if residual is None else residual[token].copy()
+            for row in place[token][chosen[token]]:
+                total += rows[row]
+            assert (out[token] == total).all()
 
 
 def test_gradients_of_probabilities(cpu, placed, seed):
@@ -211,6 +213,14 @@ def test_what_experts_without_rows_have_is_zeroed(cpu, monkeypatch):
     counts, gradients = np.array([3, 0, 5, 0], "int64"), np.ones([4, 5000], "float32")
     experts.zero_empty(cpu, cpu, gradients.ctypes.data, counts.ctypes.data, 4, 20000)
     assert (gradients == [[1], [0], [1], [0]]).all()
+
+
+def test_offsets(cpu, monkeypatch):
+    monkeypatch.setattr(experts, "kernel", lambda *key: key)
+    monkeypatch.setattr(experts, "_BLOCK", 2)
+    counts, found = np.array([3, 0, 5], "int64"), np.full([2, 4], -7, "int64")
+    experts.offsets(cpu, cpu, counts.ctypes.data, found[0].ctypes.data, found[1].ctypes.data, 3, 10, 2)
+    assert found.tolist() == [[0, 30, 30, 80], [0, 6, 6, 16]]
 
 
 def test_most_rows():

@@ -1,0 +1,167 @@
+"""What `emulated_te` computes of mixtures of experts: grouped GEMMs, the router, and the kernels of experts.cu."""
+
+import numpy as np
+
+from tests.emulated_te import ELEMENTS, at
+
+
+def _parts(tensor, experts, counts, offsets):
+    """An operand's matrix of each expert, as they lie. offsets: 0 where all are alike."""
+    cols, flat = tensor.shape[-1], tensor.array.reshape(-1)
+    if not offsets:
+        return list(flat.reshape(experts, -1, cols))
+    rows, begins = at(counts, (experts,), np.int64), at(offsets, (experts + 1,), np.int64)
+    assert (begins == np.concatenate([[0], np.cumsum(rows)]) * cols).all() and begins[-1] <= flat.size
+    return [flat[begins[e] : begins[e + 1]].reshape(-1, cols) for e in range(experts)]
+
+
+def grouped_gemm(
+    A, B, D, transa, transb, experts, counts, offsets_a, offsets_b, offsets_d, factors, stream,
+    accumulate=False, split_accumulator=False, scale_inv_a=0, scale_inv_b=0,
+):  # fmt: skip
+    """Of experts without rows a weight's gradient is not written."""
+    assert at(factors, (8,), np.float32).tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    a = _parts(A, experts, counts, transb and offsets_a)
+    b = _parts(B, experts, counts, offsets_b)
+    d = _parts(D, experts, counts, not transb and offsets_d)
+    for left, right, out in zip(b, a, d, strict=True):
+        left, right = (x.astype(np.float32) for x in (left, right))
+        if transb and not len(left):
+            continue
+        product = (left.T if transb else left) @ (right.T if transa else right)
+        out[...] = (product + (out.astype(np.float32) if accumulate else 0)).astype(out.dtype)
+
+
+def _swiglu(hidden):
+    """(silu of the gate, its derivative, up), float32."""
+    gate, up = np.split(hidden.read(), 2, -1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sigmoid = 1 / (1 + np.exp(-gate))
+        return gate * sigmoid, sigmoid * (1 + gate * (1 - sigmoid)), up
+
+
+def scaled_swiglu(input, scales, output, stream):
+    silu, _, up = _swiglu(input)
+    output.write(silu * up * scales.array[:, None])
+
+
+def scaled_dswiglu(grad, input, scales, output, dscales, stream):
+    silu, derivative, up = _swiglu(input)
+    dact = grad.read()
+    dscales.array[...] = (dact * silu * up).sum(-1)
+    dact = dact * scales.array[:, None]
+    output.write(np.concatenate([dact * up * derivative, dact * silu], -1))
+
+
+def _softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def _chosen(choice, topk, num_groups, group_topk):
+    if num_groups > 0:
+        grouped = choice.reshape(len(choice), num_groups, -1)
+        of_groups = np.sort(grouped, -1)[..., -(topk // group_topk) :].sum(-1)
+        best = np.zeros(of_groups.shape, bool)
+        np.put_along_axis(best, np.argsort(of_groups, -1)[:, -group_topk:], True, -1)
+        choice = np.where(np.repeat(best, grouped.shape[-1], 1), choice, -np.inf)
+    chosen = np.zeros(choice.shape, bool)
+    np.put_along_axis(chosen, np.argsort(choice, -1)[:, -topk:], True, -1)
+    return chosen
+
+
+def topk_forward(
+    logits, expert_bias, probs, routing_map, scores, topk, pre_softmax, num_groups, group_topk, scaling_factor, sigmoid,
+    stream,
+):  # fmt: skip
+    """scores: what the backward needs, as this module's backward has it."""
+    x = logits.array
+    found = 1 / (1 + np.exp(-x)) if sigmoid else _softmax(x) if pre_softmax else x
+    choice = found + expert_bias.array if expert_bias is not None else found
+    chosen = _chosen(choice, topk, num_groups, group_topk)
+    if not sigmoid and not pre_softmax:
+        found = _softmax(np.where(chosen, x, -np.inf))
+    scores.array[...], routing_map.array[...] = found, chosen
+    kept = np.where(chosen, found, 0)
+    total = kept.sum(-1, keepdims=True) + np.float32(1e-20) if sigmoid and topk > 1 else 1
+    probs.array[...] = kept / total * scaling_factor
+
+
+def topk_backward(routing_map, scores, dprobs, dlogits, topk, pre_softmax, scaling_factor, sigmoid, stream):
+    chosen, found = routing_map.array != 0, scores.array
+    grad = np.where(chosen, dprobs.array, 0) * scaling_factor
+    if sigmoid:
+        if topk > 1:
+            kept = np.where(chosen, found, 0)
+            total = kept.sum(-1, keepdims=True) + np.float32(1e-20)
+            grad = np.where(chosen, (grad - (grad * kept).sum(-1, keepdims=True) / total) / total, 0)
+        dlogits.array[...] = grad * found * (1 - found)
+    else:
+        dlogits.array[...] = found * (grad - (grad * found).sum(-1, keepdims=True))
+
+
+KERNELS = grouped_gemm, scaled_swiglu, scaled_dswiglu, topk_forward, topk_backward
+
+
+def experts_count(grid, routing_map, counts, tokens, experts, multiple):
+    rows = (at(routing_map, (tokens, experts), np.uint8) != 0).sum(0)
+    at(counts, (experts,), np.int64)[...] = -(-rows // multiple) * multiple
+
+
+def experts_place(grid, routing_map, probs, counts, offsets, place, token_of, prob_of, tokens, experts, rows, *columns):
+    chosen, probs = at(routing_map, (tokens, experts), np.uint8), at(probs, (tokens, experts), np.float32)
+    begins = np.concatenate([[0], np.cumsum(at(counts, (experts,), np.int64))])
+    at(offsets, (len(columns), experts + 1), np.int64)[...] = begins * np.array(columns)[:, None]
+    place, token_of, prob_of = (
+        at(place, (tokens, experts), np.int32), at(token_of, (rows,), np.int32), at(prob_of, (rows,), np.float32)
+    )  # fmt: skip
+    assert begins[-1] <= rows
+    token_of[...], prob_of[...] = tokens, 0
+    for expert in range(experts):
+        mine = np.flatnonzero(chosen[:, expert])
+        here = begins[expert] + np.arange(len(mine))
+        place[mine, expert], token_of[here], prob_of[here] = here, mine, probs[mine, expert]
+
+
+def experts_offsets(grid, counts, first, second, experts, *columns):
+    begins = np.concatenate([[0], np.cumsum(at(counts, (experts,), np.int64))])
+    for address, width in zip((first, second), columns, strict=True):
+        at(address, (experts + 1,), np.int64)[...] = begins * width
+
+
+def experts_gather(dtype, rows, x, token_of, y, tokens, columns):
+    token_of, zeros = at(token_of, (rows,), np.int32), np.zeros((1, columns), dtype)
+    at(y, (rows, columns), dtype)[...] = np.concatenate([at(x, (tokens, columns), dtype), zeros])[token_of]
+
+
+def experts_combine(dtype, tokens, rows, routing_map, place, residual, out, experts, columns):
+    chosen, place = at(routing_map, (tokens, experts), np.uint8) != 0, at(place, (tokens, experts), np.int32)
+    out, residual = at(out, (tokens, columns), dtype), residual and at(residual, (tokens, columns), dtype)
+    for token in range(tokens):
+        of_token = place[token][chosen[token]]
+        total = residual[token].astype(np.float32) if np.ndim(residual) else np.zeros(columns, np.float32)
+        for row in of_token:
+            total += at(rows + int(row) * columns * out.itemsize, (columns,), dtype).astype(np.float32)
+        out[token] = total.astype(dtype)
+
+
+def experts_probs(grid, of_rows, routing_map, place, dprobs, numbers):
+    chosen, place = at(routing_map, (numbers,), np.uint8) != 0, at(place, (numbers,), np.int32)
+    dprobs = at(dprobs, (numbers,), np.float32)
+    dprobs[...] = 0
+    for i in np.flatnonzero(chosen):
+        dprobs[i] = at(of_rows + 4 * int(place[i]), (1,), np.float32)[0]
+
+
+def experts_zero_empty(grid, gradients, counts, blocks, size):
+    for expert, rows in enumerate(at(counts, (grid // blocks,), np.int64)):
+        if not rows:
+            at(gradients + expert * size, (size,), np.uint8)[...] = 0
+
+
+def launch(kernel, grid, *arguments):
+    """A kernel of experts.cu, by its name."""
+    name, _, dtype = kernel.rpartition("_")
+    if dtype in ELEMENTS:
+        return globals()[name](ELEMENTS[dtype], grid, *arguments)
+    return globals()[kernel](grid, *arguments)
