@@ -10,34 +10,8 @@ from paddle_te.native import BackendUnavailable
 from paddle_te.ops.te import moe as te_moe
 from tests import emulated_te
 from tests.bfloat16 import truncated
+from tests.moe_te_cases import CONFIGS, EXPERTS, HIDDEN, SIZES, TOKENS, check, compare, draw, relative, run
 from tests.poison import poison_allocations
-
-HIDDEN, FFN, EXPERTS, TOKENS = 64, 48, 8, 40
-SIZES = dict(hidden_size=HIDDEN, moe_ffn_hidden_size=FFN, num_moe_experts=EXPERTS)
-SIGMOID = dict(moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_router_topk=4)
-CONFIGS = {
-    "mixtral": {},
-    "qwen2": dict(
-        moe_router_topk=3,
-        moe_router_pre_softmax=True,
-        moe_shared_expert_intermediate_size=FFN,
-        moe_shared_expert_gate=True,
-    ),
-    "deepseek": dict(
-        **SIGMOID,
-        moe_router_num_groups=4,
-        moe_router_group_topk=2,
-        moe_router_topk_scaling_factor=2.5,
-        moe_shared_expert_intermediate_size=FFN,
-    ),
-    "one_expert": dict(moe_router_topk=1, moe_router_pre_softmax=True),
-    "all_experts": dict(moe_router_topk=EXPERTS),
-    "losses": dict(moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.1),
-    "sigmoid_losses": dict(**SIGMOID, moe_aux_loss_coeff=0.5),
-    "forced": dict(moe_router_force_load_balancing=True, moe_router_topk=3),
-    "recompute_act": dict(recompute_modules=("moe_act",)),
-    "recompute": dict(recompute_modules=("moe",)),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -46,66 +20,10 @@ def emulated(monkeypatch):
     poison_allocations(monkeypatch)
 
 
-def draw(layer, seed, empty=False):
-    """bfloat16 numbers for tensors, input and output's gradient. empty: no token chooses the first expert."""
-    generator = np.random.default_rng(seed)
-    named = {**dict(layer.named_parameters()), "router.expert_bias": layer.router.expert_bias}
-    values = {n: generator.standard_normal(t.shape).astype("float32") for n, t in named.items() if t is not None}
-    for name, value in values.items():
-        value *= value.shape[-1] ** -0.5 if value.ndim > 1 else 0.3
-        value += name == "ln_weight"
-    values |= {name: generator.standard_normal([TOKENS, HIDDEN]).astype("float32") for name in ("x", "dy")}
-    if empty:
-        values["x"][:, 0], values["ln_weight"][0] = 3.0, 1.0
-        values["router.weight"][0], values["router.weight"][:, 0] = 0.0, 0.0
-        values["router.weight"][0, 0] = -8.0
-    return {name: truncated(value) for name, value in values.items()}
-
-
-def run(config, values, dtype, steps=1, main_grads=False):
-    """{name: array} of output and gradients of the last step, and the layer."""
-    layer = MoELayer(config)
-    tensors = {**dict(layer.named_parameters()), "router.expert_bias": layer.router.expert_bias}
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            tensor.set_value(paddle.to_tensor(values[name]).astype(tensor.dtype))
-    for _ in range(steps):
-        layer.clear_gradients()
-        x = paddle.to_tensor(values["x"]).astype(dtype).detach()
-        x.stop_gradient = False
-        y = layer(x)
-        y.backward(paddle.to_tensor(values["dy"]).astype(dtype))
-    found = {"y": y - x, "dx": x.grad}
-    for name, parameter in layer.named_parameters():
-        gradient = parameter.main_grad if main_grads and "fc" in name else parameter.grad
-        found[f"d{name}"] = gradient
-    return {name: value.astype("float32").numpy() for name, value in found.items()}, layer
-
-
-def compare(options, seed, empty=False, **more):
-    te = MoEConfig(**SIZES, **options, params_dtype="bfloat16", **more)
-    pd = MoEConfig(**SIZES, **options, backend="paddle")
-    values = draw(MoELayer(pd), seed, empty)
-    truth, reference = run(pd, values, "float32")
-    found, layer = run(te, values, "bfloat16", main_grads=more.get("fuse_wgrad_accumulation", False))
-    return found, truth, layer, reference
-
-
-def relative(found, truth):
-    return np.linalg.norm(found - truth) / max(np.linalg.norm(truth), 1e-6)
-
-
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_layers(kind, empty):
-    """The seed is fixed: rounding to bfloat16 may choose another expert, and then a token's output is another's."""
-    found, truth, layer, reference = compare(CONFIGS[kind], 37, empty)
-    assert found.keys() == truth.keys()
-    tokens = [one.router.statistics.tokens_per_expert.numpy() for one in (layer, reference)]
-    assert (tokens[0] == tokens[1]).all()
-    assert not empty or kind in ("all_experts", "forced") or tokens[0][0] == 0
-    for name, value in truth.items():
-        assert relative(found[name], value) < 2e-2, name
+    check(kind, 37, empty)
 
 
 @pytest.mark.parametrize("empty", [False, True])

@@ -1,0 +1,91 @@
+"""Mixtures of experts on the real library. Needs cuBLAS 13.4 to 13.6."""
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
+from paddle_te.native import BackendUnavailable
+from paddle_te.ops.moe import Routing, get_moe_ops
+from tests.moe_te_cases import CONFIGS, check, draw, relative, run
+
+
+@pytest.fixture(autouse=True)
+def grouped_gemms(gpu):
+    try:
+        get_moe_ops("transformer_engine").check_experts()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_layers(gpu, poisoned, kind, empty):
+    check(kind, 37, empty, gpu)
+
+
+ROUTINGS = [
+    Routing(2),
+    Routing(8, pre_softmax=True),
+    Routing(1, pre_softmax=True, scaling_factor=0.5),
+    Routing(8, "sigmoid", num_groups=8, group_topk=4, scaling_factor=2.5),
+]
+
+
+@pytest.mark.parametrize("experts", [8, 64, 128])
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_the_router_is_backend_paddles(gpu, poisoned, routing, experts, seed):
+    generator = np.random.default_rng(seed)
+    logits, grad = (generator.standard_normal([300, experts]).astype("float32") for _ in range(2))
+    bias = generator.random(experts, "float32") if routing.score_function == "sigmoid" else None
+    found = []
+    for backend, device in (("paddle", "cpu"), ("transformer_engine", gpu)):
+        paddle.set_device(device)
+        x = paddle.to_tensor(logits, stop_gradient=False)
+        given = None if bias is None else paddle.to_tensor(bias)
+        probs, routing_map = get_moe_ops(backend).route(x, routing, given)
+        probs.backward(paddle.to_tensor(grad))
+        found.append((routing_map.numpy(), probs.numpy(), x.grad.numpy()))
+    assert (found[0][0] == found[1][0]).all()
+    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+        assert relative(b, a) < 1e-5
+
+
+@pytest.mark.parametrize("in_features, out_features", [(256, 512), (768, 768)])
+def test_grouped_linear(gpu, poisoned, in_features, out_features, seed):
+    """Ragged and empty experts, at the beginning, between others and at the end."""
+    generator, counts = np.random.default_rng(seed), [0, 37, 256, 0, 91, 1, 0]
+    layer = GroupedLinear(len(counts), in_features, out_features, params_dtype="bfloat16")
+    x = paddle.randn([sum(counts), in_features]).astype("bfloat16").detach()
+    x.stop_gradient = False
+    dy = paddle.to_tensor(generator.standard_normal([sum(counts), out_features]).astype("float32")).astype("bfloat16")
+    y = layer(x, counts)
+    y.backward(dy)
+    numbers = lambda t: t.astype("float32").numpy()  # noqa: E731
+    weight, rows, grad = numbers(layer.weight), numbers(x), numbers(dy)
+    start = 0
+    for expert, count in enumerate(counts):
+        mine = slice(start, start + count)
+        start += count
+        dw = numbers(layer.weight.grad[expert])
+        if not count:
+            assert not dw.any()
+            continue
+        assert relative(numbers(y)[mine], rows[mine] @ weight[expert].T) < 5e-3
+        assert relative(numbers(x.grad)[mine], grad[mine] @ weight[expert]) < 5e-3
+        assert relative(dw, grad[mine].T @ rows[mine]) < 5e-3
+
+
+@pytest.mark.parametrize("experts, topk, hidden, ffn", [(8, 2, 512, 1024), (128, 8, 256, 96)])
+def test_twice_is_the_same_to_the_bit(gpu, poisoned, experts, topk, hidden, ffn, seed):
+    """And main gradients add up."""
+    sizes = dict(hidden_size=hidden, moe_ffn_hidden_size=ffn, num_moe_experts=experts, moe_router_topk=topk)
+    config = MoEConfig(**sizes, params_dtype="bfloat16", fuse_wgrad_accumulation=True)
+    values = draw(MoELayer(config), seed)
+    generator = np.random.default_rng(seed)
+    values |= {name: generator.standard_normal([777, hidden]).astype("float32") for name in ("x", "dy")}
+    runs = [run(config, values, "bfloat16", steps, main_grads=True)[0] for steps in (1, 1, 2)]
+    for name, value in runs[0].items():
+        assert np.isfinite(value).all() and (runs[1][name] == value).all(), name
+    for name in ("dexperts.fc1_weight", "dexperts.fc2_weight"):
+        assert relative(runs[2][name], 2 * runs[0][name]) < 1e-5
