@@ -179,10 +179,10 @@ def bf16_bounds(kind):
     """(bound of te's error in bf16, how many times the error of plain bf16 it may be).
 
     Rounding moves some numbers over a step in the activation's gradient. They are few, so their number is a matter of
-    chance, and with them most of the error of dx: 0.024 beside 0.019 was seen once in some 3,000 comparisons.
+    chance, and with them most of the error of the gradients before it: of 400 seeds the greatest was 0.064.
     """
     activation = (MLPS | TRANSFORMERS).get(kind, {}).get("activation")
-    return (5e-2, 2) if activation in WITH_A_STEP else (2e-2, 1.2)
+    return (1e-1, 2) if activation in WITH_A_STEP else (2e-2, 1.2)
 
 
 def te(kind, heads, kv_heads, head_dim=64):

@@ -335,6 +335,18 @@ def _bytes_of(files):
     return sum(file.stat().st_size for file in files)
 
 
+def _outputs(prefix, overwrite):
+    """The files of a corpus, in the order in which they are written."""
+    outputs = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".json", ".idx")]
+    existing = [str(path) for path in outputs if path.exists()]
+    if existing and not overwrite:
+        raise PrepareError(f"{', '.join(existing)} exists: choose another --output_prefix or add --overwrite")
+    with _refusing():
+        for path in outputs:
+            check_file("--output_prefix", path)
+    return outputs
+
+
 def prepare(
     inputs,
     output_prefix,
@@ -364,13 +376,7 @@ def prepare(
             that exists while not `overwrite`.
     """
     prefix = Path(output_prefix)
-    outputs = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".json", ".idx")]
-    existing = [str(path) for path in outputs if path.exists()]
-    if existing and not overwrite:
-        raise PrepareError(f"{', '.join(existing)} exists: choose another --output_prefix or add --overwrite")
-    with _refusing():
-        for path in outputs:
-            check_file("--output_prefix", path)
+    outputs = _outputs(prefix, overwrite)
     if fault := WORKERS.fault(workers):
         raise PrepareError(f"--workers {workers}: it must be {fault}")
     files = find_inputs(inputs)

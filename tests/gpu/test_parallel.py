@@ -19,7 +19,7 @@ from paddle_te.native import library
 from tests.multiprocess.distributed import jobs
 
 NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_bf16_fused", "te_bf16_half"]
-NAMES += ["te_fp8", "te_fp8_full", "te_fp8_head", "te_fp8_wgrad", "te_bf16_packed", "te_fp8_packed_full"]
+NAMES += ["te_fp8", "te_fp8_full", "te_fp8_head", "te_bf16_packed", "te_fp8_packed_full"]
 RESUMED = ["te_bf16", "te_fp8"]
 # Rounding: the losses were seen to part by 1.4e-4 in bf16 and 1.2e-3 in fp8, as much as fp8 parts from bf16; the
 # weights by 4e-3 and 2.5e-2.
@@ -32,11 +32,6 @@ TIMEOUT = 400  # seconds for one job, before pytest's own
 def names_in(flags):
     """The variants that a layout has beside one process: ring attention knows no documents."""
     return [name for name in NAMES if jobs.CP not in flags or "packed" not in name]
-
-
-def overlapped_in(flags):
-    """{variant: the one that it repeats} of those in whose forward communication is beside GEMMs."""
-    return {f"{name}_splits": name for name in ("te_bf16", "te_fp8")} if "sequence_parallel" in flags else {}
 
 
 class Gpus:
@@ -71,9 +66,7 @@ class Job:
     def __init__(self, place, gpus, init, folder, port):
         self.processes, self.flags = jobs.LAYOUTS.get(place, (1, {}))
         self.error = None
-        variants = jobs.variants(
-            [*names_in(self.flags), *overlapped_in(self.flags)], init, folder, RESUMED if self.processes > 1 else ()
-        )
+        variants = jobs.variants(names_in(self.flags), init, folder, RESUMED if self.processes > 1 else ())
         with gpus.lend(self.processes) as numbers:
             start = time.time()
             environment = dict(CUDA_VISIBLE_DEVICES=",".join(numbers), PORT_RANGE=f"{port}:{port + 99}")
@@ -148,9 +141,6 @@ def test_layout(layout, results):
     for name in names_in(job.flags):
         precision = name.split("_")[1]
         jobs.check_same(runs[name], one.runs[name], LOSS_TOLERANCE[precision], WEIGHT_TOLERANCE[precision])
-    for name, at_once in overlapped_in(job.flags).items():
-        precision = name.split("_")[1]
-        jobs.check_same(runs[name], runs[at_once], LOSS_TOLERANCE[precision], WEIGHT_TOLERANCE[precision])
     assert jobs.loss_difference(runs["te_bf16"], runs["pd_bf16"]) <= LOSS_TOLERANCE["bf16"]
     assert jobs.loss_difference(runs["te_bf16_fused"], runs["te_bf16"]) <= LOSS_TOLERANCE["bf16"]
     for name in RESUMED:

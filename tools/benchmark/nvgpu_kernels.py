@@ -23,33 +23,38 @@ DEFINITIONS = [
 ]
 
 
-def operations(paddle, shrink):
-    """{name: (bytes, function that makes the call)}. shrink: divides one axis of each tensor."""
-    from paddle_te.optimizer.compact_states import keep_compact
-    from paddle_te.weights.blocks import row_bytes
+class Operations:
+    """Makes the calls. Each method returns a function that makes the operands and returns the call.
 
-    F, ops = paddle.nn.functional, paddle._C_ops
-    weight, logits = [FFN // shrink, HIDDEN], [TOKENS // shrink, VOCABULARY]
-    n, m = (shape[0] * shape[1] for shape in (weight, logits))
-    in_blocks = 4 * weight[0] * row_bytes(weight[1])  # both moments, read and written
+    shrink: divides one axis of each tensor.
+    """
 
-    def tensor(shape, dtype="bfloat16"):
-        return paddle.full(shape, 0.01, dtype)
+    def __init__(self, paddle, shrink):
+        self.paddle, self.F, self.ops = paddle, paddle.nn.functional, paddle._C_ops
+        self.weight, self.logits = [FFN // shrink, HIDDEN], [TOKENS // shrink, VOCABULARY]
+        self.vocabulary = VOCABULARY // shrink
 
-    def unary(function, shape, dtype="bfloat16"):
+    def tensor(self, shape, dtype="bfloat16"):
+        return self.paddle.full(shape, 0.01, dtype)
+
+    def unary(self, function, shape, dtype="bfloat16"):
         def make():
-            x = tensor(shape, dtype)
+            x = self.tensor(shape, dtype)
             return lambda: function(x)
 
         return make
 
-    def multiply_by_one():
-        x, factor = tensor(weight), tensor([1])
+    def multiply_by_one(self):
+        x, factor = self.tensor(self.weight), self.tensor([1])
         return lambda: x * factor
 
-    def adamw(moments="float32", master_weights="float32"):
+    def adamw(self, moments="float32", master_weights="float32"):
+        from paddle_te.optimizer.compact_states import keep_compact
+
+        paddle = self.paddle
+
         def make():
-            parameter = paddle.base.framework.EagerParamBase.from_tensor(tensor(weight))
+            parameter = paddle.base.framework.EagerParamBase.from_tensor(self.tensor(self.weight))
             parameter.stop_gradient = False
             rate = paddle.optimizer.lr.LinearWarmup(1e-4, 1, 0.0, 1e-4)
             optimizer = paddle.optimizer.AdamW(rate, parameters=[parameter], multi_precision=True)
@@ -59,57 +64,63 @@ def operations(paddle, shrink):
 
         return make
 
-    def cross_entropy(backward):
+    def cross_entropy(self, backward):
         def make():
-            x, labels = tensor(logits, "float32"), paddle.arange(logits[0]).unsqueeze(-1)
-            if not backward:
-                return lambda: F.cross_entropy(x, labels, reduction="none")
+            x, labels = self.tensor(self.logits, "float32"), self.paddle.arange(self.logits[0]).unsqueeze(-1)
+            call = lambda: self.F.cross_entropy(x, labels, reduction="none")  # noqa: E731
+            return self.gradient(call, x) if backward else call
+
+        return make
+
+    def rms_norm(self, backward):
+        def make():
+            x, scale = self.tensor(self.weight), self.tensor([HIDDEN])
+            call = lambda: self.ops.fused_rms_norm_ext(x, scale, 1e-5)  # noqa: E731
+            return self.gradient(lambda: call()[0], x, scale) if backward else call
+
+        return make
+
+    def embedding_grad(self):
+        table, ids = self.tensor([self.vocabulary, HIDDEN]), self.paddle.arange(self.logits[0]) % self.vocabulary
+        return self.gradient(lambda: self.F.embedding(ids, table), table)
+
+    def gradient(self, function, *inputs):
+        """The call of a result's gradients with respect to the inputs."""
+        for x in inputs:
             x.stop_gradient = False
-            loss = F.cross_entropy(x, labels, reduction="none")
-            grad = paddle.ones_like(loss)
-            return lambda: paddle.grad(loss, x, grad, retain_graph=True)
+        y = function()
+        grad = self.paddle.ones_like(y)
+        return lambda: self.paddle.grad(y, inputs, grad, retain_graph=True)
 
-        return make
 
-    def rms_norm(backward):
-        def make():
-            x, scale = tensor(weight), tensor([HIDDEN])
-            if not backward:
-                return lambda: ops.fused_rms_norm_ext(x, scale, 1e-5)
-            x.stop_gradient = scale.stop_gradient = False
-            y = ops.fused_rms_norm_ext(x, scale, 1e-5)[0]
-            grad = paddle.ones_like(y)
-            return lambda: paddle.grad(y, [x, scale], grad, retain_graph=True)
+def operations(paddle, shrink):
+    """{name: (bytes, function that makes the call)}. shrink: divides one axis of each tensor."""
+    from paddle_te.weights.blocks import row_bytes
 
-        return make
-
-    def embedding_grad():
-        table, ids = tensor([VOCABULARY // shrink, HIDDEN]), paddle.arange(logits[0]) % (VOCABULARY // shrink)
-        table.stop_gradient = False
-        out = F.embedding(ids, table)
-        grad = paddle.ones_like(out)
-        return lambda: paddle.grad(out, table, grad, retain_graph=True)
-
+    make = Operations(paddle, shrink)
+    weight, logits = make.weight, make.logits
+    n, m = (shape[0] * shape[1] for shape in (weight, logits))
+    in_blocks = 4 * weight[0] * row_bytes(weight[1])  # both moments, read and written
     return {
-        "copy, bf16": (4 * n, unary(lambda x: x.clone(), weight)),
-        "copy, float32": (8 * m, unary(lambda x: x.clone(), logits, "float32")),
+        "copy, bf16": (4 * n, make.unary(lambda x: x.clone(), weight)),
+        "copy, float32": (8 * m, make.unary(lambda x: x.clone(), logits, "float32")),
         "fill, float32": (4 * m, lambda: lambda: paddle.full(logits, 0.5, "float32")),
-        "x * factor [1], bf16": (4 * n, multiply_by_one),
-        "x + x, bf16": (4 * n, unary(lambda x: x + x, weight)),
-        "x * x, float32": (8 * m, unary(lambda x: x * x, logits, "float32")),
-        "cast, bf16 to float32": (6 * m, unary(lambda x: x.astype("float32"), logits)),
-        "cast, float32 to bf16": (6 * m, unary(lambda x: x.astype("bfloat16"), logits, "float32")),
-        "squared_l2_norm, bf16": (2 * n, unary(ops.squared_l2_norm, weight)),
-        "sum, float32": (4 * m, unary(lambda x: x.sum(), logits, "float32")),
-        "AdamW, bf16 with float32 master weights": (28 * n, adamw()),
-        "AdamW, moments in bf16, remainders": (18 * n, adamw("bfloat16", "bf16_remainder")),
-        "AdamW, moments in 8 bits, float32 master weights": (12 * n + in_blocks, adamw("int8")),
-        "AdamW, moments in 8 bits, remainders": (10 * n + in_blocks, adamw("int8", "bf16_remainder")),
-        "cross-entropy, float32": (12 * m, cross_entropy(backward=False)),
-        "cross-entropy's gradient, float32": (8 * m, cross_entropy(backward=True)),
-        "RMSNorm, bf16": (4 * n, rms_norm(backward=False)),
-        "RMSNorm's gradients, bf16": (6 * n, rms_norm(backward=True)),
-        "embedding's gradient, bf16": (2 * HIDDEN * (VOCABULARY // shrink + 2 * logits[0]), embedding_grad),
+        "x * factor [1], bf16": (4 * n, make.multiply_by_one),
+        "x + x, bf16": (4 * n, make.unary(lambda x: x + x, weight)),
+        "x * x, float32": (8 * m, make.unary(lambda x: x * x, logits, "float32")),
+        "cast, bf16 to float32": (6 * m, make.unary(lambda x: x.astype("float32"), logits)),
+        "cast, float32 to bf16": (6 * m, make.unary(lambda x: x.astype("bfloat16"), logits, "float32")),
+        "squared_l2_norm, bf16": (2 * n, make.unary(paddle._C_ops.squared_l2_norm, weight)),
+        "sum, float32": (4 * m, make.unary(lambda x: x.sum(), logits, "float32")),
+        "AdamW, bf16 with float32 master weights": (28 * n, make.adamw()),
+        "AdamW, moments in bf16, remainders": (18 * n, make.adamw("bfloat16", "bf16_remainder")),
+        "AdamW, moments in 8 bits, float32 master weights": (12 * n + in_blocks, make.adamw("int8")),
+        "AdamW, moments in 8 bits, remainders": (10 * n + in_blocks, make.adamw("int8", "bf16_remainder")),
+        "cross-entropy, float32": (12 * m, make.cross_entropy(backward=False)),
+        "cross-entropy's gradient, float32": (8 * m, make.cross_entropy(backward=True)),
+        "RMSNorm, bf16": (4 * n, make.rms_norm(backward=False)),
+        "RMSNorm's gradients, bf16": (6 * n, make.rms_norm(backward=True)),
+        "embedding's gradient, bf16": (2 * HIDDEN * (make.vocabulary + 2 * logits[0]), make.embedding_grad),
     }
 
 

@@ -600,6 +600,54 @@ def _batches_table(modes):
     return report.rows(header, modes, lambda name, found: list(map(str, row(name, found))))
 
 
+class Measuring:
+    """The runs that a command line asks for, each on GPUs of its own; every row is written as it comes."""
+
+    def __init__(self, arguments, result, path, folder):
+        self.arguments, self.result, self.path, self.folder = arguments, result, path, folder
+        self.gpus, self.writing = Gpus(arguments.devices), Lock()
+
+    def measure(self, name):
+        with self.gpus.lend(RUNS[name].gpus) as devices:
+            row = self.train(name, RUNS[name], devices)
+            self.keep(self.result["runs"], name, row)
+
+    def search(self, mode):
+        """Find the largest batch of a run with a mode of recompute."""
+        wanted = self.arguments.largest_batch
+
+        def fits(batch):
+            run, label = replace(RUNS[wanted], recompute=mode, batch=batch), f"{wanted}-{mode}-b{batch}"
+            row = self.train(label, run, devices, steps=TRY_STEPS, warmup=1, profiled=0)
+            return self.keep(self.result["tries"], label, row)
+
+        with self.gpus.lend(1) as devices:
+            row = find_largest_batch(fits, capacity_of(self.result["hardware"]))
+        self.keep(self.result["largest_batch"].setdefault(wanted, {}), mode, row)
+
+    def train(self, name, run, devices, **options):
+        arguments = self.arguments
+        wanted = dict(steps=arguments.steps, warmup=arguments.warmup, profiled=arguments.profile) | options
+        conditions = Conditions(
+            Path(self.folder, name),
+            devices,
+            timeout=arguments.timeout,
+            torchtitan=arguments.torchtitan,
+            paddleformers=arguments.paddleformers,
+            **wanted,
+        )
+        row = execute(run.tiny if arguments.tiny else run, conditions)
+        found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
+        print(f"{name:32} {row['seconds']:6.1f} s  {found}", flush=True)
+        return row
+
+    def keep(self, rows, name, row):
+        with self.writing:
+            rows[name] = row
+            report.write(self.result, self.path, markdown(self.result))
+        return row
+
+
 def main(argv=None):
     arguments = parse_arguments(argv)
     named = {arguments.largest_batch, *arguments.runs}
@@ -617,49 +665,12 @@ def main(argv=None):
     result["hardware"]["gpus"] = max([RUNS[name].gpus for name in arguments.runs], default=1)
     path = report.destination(result, arguments, "runs" if arguments.runs else "largest-batch")
 
-    gpus, writing = Gpus(arguments.devices), Lock()
     kept = nullcontext(arguments.logs) if arguments.logs else tempfile.TemporaryDirectory()
     with kept as folder, ThreadPoolExecutor(len(arguments.devices) if arguments.at_once else 1) as pool:
-
-        def train(name, run, devices, **options):
-            run = run.tiny if arguments.tiny else run
-            wanted = dict(steps=arguments.steps, warmup=arguments.warmup, profiled=arguments.profile) | options
-            conditions = Conditions(
-                Path(folder, name),
-                devices,
-                timeout=arguments.timeout,
-                torchtitan=arguments.torchtitan,
-                paddleformers=arguments.paddleformers,
-                **wanted,
-            )
-            row = execute(run, conditions)
-            found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
-            print(f"{name:32} {row['seconds']:6.1f} s  {found}", flush=True)
-            return row
-
-        def measure(name):
-            with gpus.lend(RUNS[name].gpus) as devices:
-                row = train(name, RUNS[name], devices)
-                keep(result["runs"], name, row)
-
-        def search(mode):
-            def fits(batch):
-                run = replace(RUNS[arguments.largest_batch], recompute=mode, batch=batch)
-                label = f"{arguments.largest_batch}-{mode}-b{batch}"
-                return keep(result["tries"], label, train(label, run, devices, steps=TRY_STEPS, warmup=1, profiled=0))
-
-            with gpus.lend(1) as devices:
-                row = find_largest_batch(fits, capacity_of(result["hardware"]))
-            keep(result["largest_batch"].setdefault(arguments.largest_batch, {}), mode, row)
-
-        def keep(rows, name, row):
-            with writing:
-                rows[name] = row
-                report.write(result, path, markdown(result))
-            return row
-
-        list(pool.map(measure, arguments.runs))  # raises what one has raised
-        list(pool.map(search, RUNS[arguments.largest_batch].recomputes if arguments.largest_batch else ()))
+        measuring = Measuring(arguments, result, path, folder)
+        list(pool.map(measuring.measure, arguments.runs))  # raises what one has raised
+        modes = RUNS[arguments.largest_batch].recomputes if arguments.largest_batch else ()
+        list(pool.map(measuring.search, modes))
     print(markdown(result))
     print(f"{path} and {path.with_suffix('.md')}")
     rows = [*result["runs"].values(), *result["largest_batch"].get(arguments.largest_batch, {}).values()]

@@ -49,7 +49,7 @@ OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2"
 STORED, STORED_IN = "te_fp8_stored", ("pp2",)
 # labels that are smoothed over the vocabulary's parts, and weights that are not trained and have no state; in te beside
 # others whose gradients are added to main gradients
-SMOOTH_FROZEN, TE_FROZEN = "pd_smooth_frozen_unclipped", "te_bf16_frozen_wgrad"
+SMOOTH_FROZEN, TE_FROZEN = "pd_smooth_frozen_unclipped", "te_bf16_frozen"
 FROZEN_IN = "tp2", "pp2", "sharding1", "sharding2"
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
 # the norm that clips, scales, recompute's groups and checkpoints. COMPACT is compared with "none_bf16".
@@ -97,77 +97,98 @@ def test_one_process_none_and_pd_agree(references, layers):
     assert jobs.loss_difference(references[layers]["pd_packed"], references[layers]["none_packed"]) < 1e-5
 
 
+IN = {  # variants that only some layouts have
+    tuple(FUSED): FUSED_IN,
+    tuple(ATTENTION): ATTENTION_IN,
+    (HEAD,): HEAD_IN,
+    COMPACT: COMPACT_IN,
+    tuple(PACKED): PACKED_IN,
+    (ORDINARY, EARLY, LATE): EARLY_IN,
+    (OFFLOADED,): OFFLOADED_IN,
+    (STORED,): STORED_IN,
+    (SMOOTH_FROZEN, TE_FROZEN): FROZEN_IN,
+}
+
+
+def names_in(layout):
+    """The variants that a layout has."""
+    recomputed = {jobs.TP, jobs.PP} & jobs.LAYOUTS[layout][1].keys() or layout == "sharding3"
+    names = [*FLOAT32, *BF16, HALF, FP8, *(RECOMPUTED + FP8_RECOMPUTED if recomputed else [])]
+    names = MIXED if layout in MIXED_IN else names
+    return [*names, *(name for group, places in IN.items() if layout in places for name in group)]
+
+
 @pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name not in ("sharding4", "sep2", "cp2")])
 def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     processes, flags = jobs.LAYOUTS[layout]
-    layers = layers_of(flags)
-    reference = references[layers]
-    recomputed = {jobs.TP, jobs.PP} & flags.keys() or layout == "sharding3"
-    names = [*FLOAT32, *BF16, HALF, FP8, *(RECOMPUTED + FP8_RECOMPUTED if recomputed else [])]
-    names = MIXED if layout in MIXED_IN else names
-    fused = FUSED if layout in FUSED_IN else {}
-    attention = ATTENTION if layout in ATTENTION_IN else []
-    head = [HEAD] if layout in HEAD_IN else []
-    compact = COMPACT if layout in COMPACT_IN else []
-    packed = PACKED if layout in PACKED_IN else {}
-    early = [ORDINARY, EARLY, LATE] if layout in EARLY_IN else []
-    offloaded = [OFFLOADED] if layout in OFFLOADED_IN else []
-    stored = [STORED] if layout in STORED_IN else []
-    frozen = [SMOOTH_FROZEN, TE_FROZEN] if layout in FROZEN_IN else []
-    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded, *stored, *frozen]
+    layers, names = layers_of(flags), names_in(layout)
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
-    environment = warm_host | dict(EMULATED_TE="1")
-    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
+    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
+    check_wide(runs, references[layers])
+    check_fp8(runs, references[layers])
+    check_states(runs, references[layers])
+    for name in {*RESUMED} & {*names}:
+        jobs.check_resumed(runs, name)
+    jobs.check_sizes(flags, runs["pd"].sizes, references[layers]["pd"].sizes[0])
 
-    for name in {*FLOAT32, *RECOMPUTED} & {*names}:
+
+def check_wide(runs, reference):
+    """float32 and bf16, and what they are combined with."""
+    for name in {*FLOAT32, *RECOMPUTED} & runs.keys():
         jobs.check_same(runs[name], reference[name if name == TIGHT else name.partition("_")[0]], 1e-5, 1e-5)
     assert jobs.loss_difference(runs[TIGHT], reference["pd"]) > 1e-3  # it was clipped
     assert all(rank["clips_in_adamw"] for rank in runs[TIGHT].sizes)
-    for name in {*BF16} & {*names}:
+    for name in {*BF16} & runs.keys():
         jobs.check_same(runs[name], reference[name], 5e-3, 2e-2)
-    if HALF in names:
+    if HALF in runs:
         jobs.check_same(runs[HALF], reference["pd_bf16"], 5e-3, 2e-2)
         assert runs[HALF].losses != runs["pd_bf16"].losses
-    for name, plain in fused.items():
+    for name in FUSED.keys() & runs.keys():
+        plain = FUSED[name]
         jobs.check_same(runs[name], reference[plain], *((1e-5, 1e-5) if plain == "pd" else (5e-3, 2e-2)))
         assert (runs[name].weights["lm_head.weight"] != runs[plain].weights["lm_head.weight"]).any()  # it was fused
+    for name in PACKED.keys() & runs.keys():
+        packed_reference, *tolerances = PACKED[name]
+        jobs.check_same(runs[name], reference[packed_reference], *tolerances)
+    for name, *tolerances in ((SMOOTH_FROZEN, 1e-5, 1e-5), (TE_FROZEN, 5e-3, 2e-2)):
+        if name in runs:
+            jobs.check_same(runs[name], reference[name], *tolerances)
+            check_frozen(runs[name], runs["pd"])
+
+
+def check_fp8(runs, reference):
     jobs.check_same(runs[FP8], reference[FP8], 4e-3, 1e-1)
-    assert "te_bf16" not in names or runs[FP8].losses != runs["te_bf16"].losses
-    for name in {*FP8_RECOMPUTED} & {*names}:
+    assert "te_bf16" not in runs or runs[FP8].losses != runs["te_bf16"].losses
+    for name in {*FP8_RECOMPUTED} & runs.keys():
         assert runs[name].losses == runs[FP8].losses
-    for name in attention:
+    for name in {*ATTENTION} & runs.keys():
         jobs.check_same(runs[name], reference[ATTENTION[0]], 4e-3, 1e-1)
         assert runs[name].losses == runs[ATTENTION[0]].losses != runs[FP8].losses
-    for name in head:
-        jobs.check_same(runs[name], reference[HEAD], 4e-3, 1e-1)
-        assert runs[name].losses != runs[FP8].losses
-    for name in compact:
+    if HEAD in runs:
+        jobs.check_same(runs[HEAD], reference[HEAD], 4e-3, 1e-1)
+        assert runs[HEAD].losses != runs[FP8].losses
+    if STORED in runs:  # forward is as without
+        jobs.check_same(runs[STORED], reference[FP8], 4e-3, 1e-1)
+        assert runs[STORED].losses[1] == runs[FP8].losses[1] and runs[STORED].losses != runs[FP8].losses
+
+
+def check_states(runs, reference):
+    """The optimizer's states, and when it updates."""
+    for name in {*COMPACT} & runs.keys():
         jobs.check_same(runs[name], reference["none_bf16"], 5e-3, 2e-2)
         for rank, plain in zip(runs[name].sizes, runs["none_bf16"].sizes, strict=True):
             if name == COMPACT[0]:
                 assert rank["state_bytes"] == 6 * rank["moments"] == plain["state_bytes"] / 2
             else:
                 assert 4 / 12 < rank["state_bytes"] / plain["state_bytes"] < 4.8 / 12
-    for name, (packed_reference, *tolerances) in packed.items():
-        jobs.check_same(runs[name], reference[packed_reference], *tolerances)
-    if early:
+    if EARLY in runs:
         jobs.check_same(runs[EARLY], runs[ORDINARY], 0, 0)
         jobs.check_same(runs[LATE], reference[LATE], 1e-5, 1e-5)
         assert runs[LATE].losses != runs["pd"].losses
-    for name in offloaded:
-        jobs.check_same(runs[name], runs[FP8], 0, 0)
-        for rank, plain in zip(runs[name].sizes, runs[FP8].sizes, strict=True):
+    if OFFLOADED in runs:
+        jobs.check_same(runs[OFFLOADED], runs[FP8], 0, 0)
+        for rank, plain in zip(runs[OFFLOADED].sizes, runs[FP8].sizes, strict=True):
             assert rank["host_bytes"] > 0.8 * rank["state_bytes"] and plain["host_bytes"] == 0
-    for name in stored:  # forward is as without
-        jobs.check_same(runs[name], reference[FP8], 4e-3, 1e-1)
-        assert runs[name].losses[1] == runs[FP8].losses[1] and runs[name].losses != runs[FP8].losses
-    for name, *tolerances in ((SMOOTH_FROZEN, 1e-5, 1e-5), (TE_FROZEN, 5e-3, 2e-2)):
-        if name in frozen:
-            jobs.check_same(runs[name], reference[name], *tolerances)
-            check_frozen(runs[name], runs["pd"])
-    for name in set(RESUMED) & set(names):
-        jobs.check_resumed(runs, name)
-    jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
 
 
 def check_frozen(run, plain):

@@ -24,7 +24,7 @@ MODELS = {
 SEQUENCE_PARALLEL = {jobs.TP: 2, "sequence_parallel": "true"}
 TP2 = {"llama": {jobs.TP: 2}, "qwen2": SEQUENCE_PARALLEL, "gpt": SEQUENCE_PARALLEL}
 FLOAT32 = ["none", "pd", "pd_fused"]
-FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
+FP8_HEAD, TE_IN = "te_fp8_head", ("tp2", "pp2")
 FP8_FUSED, FUSED_IN = "te_fp8_fused", "pp2"
 
 

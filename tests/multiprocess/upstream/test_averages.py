@@ -8,7 +8,7 @@ import pytest
 from paddle_te.launch.overlap import OVERLAP_IN_PIPELINES, OVERLAPS, PIPELINE_OVERLAP
 from tests.multiprocess.distributed import jobs
 
-NAME = "te_fp8_wgrad"
+NAME = "te_fp8"
 STAGE1 = {jobs.SHARDING: 2, "sharding": "stage1"}
 # Processes, flags, and the repairs without which Paddle divides; logging_steps 2 as in test_overlap.py
 LAYOUTS = {

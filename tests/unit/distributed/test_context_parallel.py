@@ -30,7 +30,7 @@ def exchange(monkeypatch, method, inputs):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_heads_for_tokens_and_back(monkeypatch, batch):
-    whole = np.random.default_rng().standard_normal([batch, 6, sum(WIDTHS)]).astype("float32")
+    whole = np.random.default_rng(batch).standard_normal([batch, 6, sum(WIDTHS)]).astype("float32")
     tokens = [paddle.to_tensor(part) for part in np.split(whole, RANKS, 1)]
     heads = exchange(monkeypatch, "heads_for_tokens", tokens)
     parts = [np.split(part, RANKS, -1) for part in np.split(whole, np.cumsum(WIDTHS)[:-1], -1)]
