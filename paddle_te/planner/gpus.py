@@ -23,7 +23,6 @@ class Gpu:
     measured: bool = number("whether the numbers below were measured, or taken over from another GPU")
     steps: str = number("what measured whole steps say of numbers that were taken over")
     memory: float = number("GB that tensors may take, what CUDA and the libraries keep taken off")
-    communicators: float = number("GB that NCCL keeps where there are several GPUs")
     host: float = number("GB of the host's memory that may be pinned for each GPU; assumed")
     hbm: float = number("reached by element-wise kernels")
     update: float = number("reached by AdamW of all weights and the norm of all gradients (measured: 3800 to 4200)")
@@ -61,7 +60,6 @@ _H200 = Gpu(
     measured=True,
     steps="",
     memory=145.5,
-    communicators=2,
     host=64,
     hbm=3400,
     update=4150,

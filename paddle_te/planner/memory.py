@@ -21,6 +21,10 @@ from paddle_te.planner.offloaded import whole_weights
 
 MXFP8 = 33 / 32  # bytes of a number: one, and for 32 together one more
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim/calls.h)
+# GB that NCCL keeps of a card, by how ranks share the work: measured on two H100s, each kind by itself, as what the
+# driver said beyond Paddle's allocator and the 0.7 GB of one card (benchmarks/planned/2026-11-25_h100x2_overhead.md)
+COMMUNICATORS = {"data": 1.4, "pipeline": 1.8, "sharding": 1.8, "sequence": 2.3, "tensor": 2.4}
+FURTHER_KIND = 0.5  # GB more for each further kind in the same layout; assumed
 LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
 
 
@@ -77,8 +81,20 @@ def lacking(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> float:
     tensors, the logits.
     """
     logits = 0 if layout.loss_in_chunks else 2 * layout.tokens * model.vocabulary / layout.tp
-    room = gpu.memory - (gpu.communicators if layout.gpus > 1 else 0)
-    return memory.total + logits - room * 1e9
+    return memory.total + logits - (gpu.memory - communicators(layout)) * 1e9
+
+
+def communicators(layout: Layout) -> float:
+    """Return the GB of each GPU that NCCL keeps for the groups in which a layout's ranks exchange anything."""
+    degrees = {
+        "data": layout.replicas,
+        "pipeline": layout.pp,
+        "sharding": layout.sharding,
+        "sequence": layout.sharing,
+        "tensor": layout.tp,
+    }
+    kinds = [COMMUNICATORS[kind] for kind, degree in degrees.items() if degree > 1]
+    return max(kinds, default=0) + FURTHER_KIND * max(len(kinds) - 1, 0)
 
 
 def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:

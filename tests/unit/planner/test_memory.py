@@ -255,3 +255,17 @@ def test_room_for_the_logits_again():
     logits = 2 * 100 * 1000
     assert memory.fits(need, SMALL, LAYOUT, replace(gpu, memory=(need.total + logits) / 1e9))
     assert not memory.fits(need, SMALL, LAYOUT, replace(gpu, memory=(need.total + logits - 1000) / 1e9))
+
+
+@pytest.mark.parametrize(
+    "changes, gb",
+    [
+        (dict(gpus=1), 0),
+        (dict(gpus=2), 1.4),
+        (dict(gpus=2, tp=2), 2.4),
+        (dict(gpus=4, tp=2, pp=2), 2.4 + 0.5),
+        (dict(gpus=16, tp=2, cp=2, sharding=2), 2.4 + 3 * 0.5),  # and two replicas
+    ],
+)
+def test_room_for_communicators(changes, gb):
+    assert memory.communicators(replace(LAYOUT, **changes)) == pytest.approx(gb)
