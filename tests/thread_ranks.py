@@ -23,6 +23,7 @@ STACKED = {
 LAYERS = {
     "llama": dict(add_qkv_bias=True),
     "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
+    "norms_after": dict(norms="after"),
 }
 DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
 BLOCK = fp8.Float8BlockScaling()

@@ -5,8 +5,8 @@ import paddle
 from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling
 from paddle_te.layers.context import Context, takes_context
-from paddle_te.layers.dropout import dropout_add
-from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
+from paddle_te.layers.dropout import add_to_residual
+from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size, norm_of
 from paddle_te.layers.masks import additive_mask
 from paddle_te.layers.ring_attention import ring_attention
 from paddle_te.layers.settings import AttentionSettings, CoreSettings, takes
@@ -105,7 +105,8 @@ class MultiHeadAttention(BackendLayer):
     """x + dropout(proj(attention(rope(layernorm_qkv(x))))): the attention half of a layer, the residual included.
 
     Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; LayerNorm's layernorm_qkv.ln_bias; with add_qkv_bias or
-    bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight. The fused weight is q,
+    bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight; with norms "after" or
+    "both" post_norm.weight, with norms "after" no ln_weight. The fused weight is q,
     k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks
     by heads; the bias likewise.
     Arguments: AttentionSettings'.
@@ -120,6 +121,8 @@ class MultiHeadAttention(BackendLayer):
         self.proj = Linear.of(settings.proj)
         self.core_attention = DotProductAttention.of(settings.core)
         self.q_norm, self.k_norm = (settings.qk_norm and RMSNorm.of(settings.qk_norm) for _ in range(2))
+        after = settings.norm_after(settings.hidden_size, settings.layernorm_epsilon)
+        self.post_norm = norm_of(after, settings.normalization)
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
         self._token_shards = tp.size if settings.sequence_parallel else 1
@@ -184,9 +187,11 @@ class MultiHeadAttention(BackendLayer):
         attended, key_value = self._attended(qkv, context, quantizers)
         if self._exchanges:
             attended = self.cp.tokens_for_heads(attended, self._context_widths)
-        out = layers["proj"](self._as_given(attended, flat), None if dropout else residual, first)
-        if dropout:
-            out = dropout_add(out, residual, dropout, layers["proj"].tp)
+        post_norm = layers.get("post_norm")
+        at_once = not dropout and post_norm is None
+        out = layers["proj"](self._as_given(attended, flat), residual if at_once else None, first)
+        if not at_once:
+            out = add_to_residual(out, residual, post_norm, dropout, layers["proj"].tp)
         return (out, key_value) if context.use_cache else out
 
     def _attended(self, qkv, context, quantizers):
@@ -223,7 +228,7 @@ class MultiHeadAttention(BackendLayer):
     def _is_whole(self, layers):
         """Whether nothing stands between the layers: a norm of rotated q and k, another order of tokens, LoRA, or a
         hook such as those of sharding stage 3."""
-        if self._norms_after_rope or self.settings.attn_input_format != "bshd":
+        if self._norms_after_rope or self.settings.attn_input_format != "bshd" or self.settings.norms != "before":
             return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks

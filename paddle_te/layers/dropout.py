@@ -12,3 +12,10 @@ def dropout_add(x, residual, dropout, tp):
     """
     with random_numbers(tp, own=tp is not None and tp.sequence_parallel):
         return residual + F.dropout(x, dropout)
+
+
+def add_to_residual(out, residual, norm, dropout, tp):
+    """residual + out; norm: a layer that out goes through before, or None. dropout, tp: `dropout_add`'s."""
+    if norm is None:
+        return dropout_add(out, residual, dropout, tp)
+    return dropout_add(norm(out), residual, dropout, tp) if dropout else norm(out, residual)

@@ -1,6 +1,7 @@
 """RMSNorm, LayerNorm, Linear, LayerNormLinear and LayerNormMLP."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import paddle
@@ -11,7 +12,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
 from paddle_te.fp8.scaling import check_block_sizes
-from paddle_te.layers.dropout import dropout_add
+from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.settings import (
     BehindNorm,
     Common,
@@ -99,7 +100,10 @@ class _Layer(BackendLayer):
         return bias
 
     def create_norm(self, size, normalization, zero_centered_gamma):
-        """A norm's (weight, bias) [size], at which it changes nothing; RMSNorm's bias is None."""
+        """A norm's (weight, bias) [size], at which it changes nothing; RMSNorm's bias is None, and both without a
+        normalization."""
+        if normalization is None:
+            return None, None
         weight = self._create_vector(size, 0.0 if zero_centered_gamma else 1.0)
         bias = self._create_vector(size, 0.0) if normalization == "LayerNorm" else None
         for vector in (weight, bias):
@@ -171,9 +175,14 @@ class _Norm(_Layer):
         self.eps, self.zero_centered_gamma = settings.eps, settings.zero_centered_gamma
         self.weight, self.bias = self.create_norm(settings.hidden_size, self.normalization, self.zero_centered_gamma)
 
-    def forward(self, x):
-        """[..., hidden_size] -> the same shape and dtype."""
-        return self.ops.normalize(x, Norm(self.weight, self.eps, self.bias, self.zero_centered_gamma))
+    def forward(self, x, residual=None):
+        """[..., hidden_size] -> the same shape and dtype; residual, if any, is added."""
+        return self.ops.normalize(x, Norm(self.weight, self.eps, self.bias, self.zero_centered_gamma), residual)
+
+
+def norm_of(settings: NormSettings | None, normalization: str | None):
+    """The layer, of RMSNorm or LayerNorm; None without settings."""
+    return settings and {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}[normalization].of(settings)
 
 
 class RMSNorm(_Norm):
@@ -243,8 +252,10 @@ class _BehindNorm(_Layer):
         self.ln_weight, self.ln_bias = self.create_norm(size, settings.normalization, self.zero_centered_gamma)
 
     def norm(self):
-        """The `ops.norms.Norm`."""
+        """The `ops.norms.Norm`, or None."""
         parameters = self._parameters
+        if parameters.get("ln_weight") is None:
+            return None
         norm = parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma
         return Norm(*norm, self.settings.norm_again)
 
@@ -290,7 +301,7 @@ class LayerNormMLP(_BehindNorm):
     Parameters: ln_weight [hidden_size], LayerNorm's ln_bias [hidden_size], fc1_weight [ffn_hidden_size / tp,
     hidden_size], where the activation is gated [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows, then its
     up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]; with `bias`, fc1_bias like fc1_weight's rows and fc2_bias
-    [hidden_size].
+    [hidden_size]; with norms "after" or "both" post_norm.weight, with norms "after" no ln_weight.
     Arguments: MLPSettings'.
     """
 
@@ -301,7 +312,8 @@ class LayerNormMLP(_BehindNorm):
     @takes(MLPSettings)
     def __init__(self, settings: MLPSettings):
         hidden_size = settings.hidden_size
-        super().__init__(settings, hidden_size, settings.eps)
+        super().__init__(replace(settings, normalization=settings.norm_before), hidden_size, settings.eps)
+        self.post_norm = norm_of(settings.norm_after(hidden_size, settings.eps), settings.normalization)
         self.dropout_in_training, self.activation = settings.hidden_dropout, settings.activation
         self.chunk_tokens, self.recompute = settings.mlp_chunk_tokens, settings.mlp_again
         ffn = local_size(settings.ffn_hidden_size, self.tp, "ffn_hidden_size")
@@ -319,7 +331,7 @@ class LayerNormMLP(_BehindNorm):
 
     def forward(self, x, is_first_microbatch=None):
         """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""
-        parameters, dropout = self._parameters, self.dropout
+        parameters = self._parameters
         out = self.ops.layernorm_mlp(
             x,
             self.norm(),
@@ -328,7 +340,7 @@ class LayerNormMLP(_BehindNorm):
             fc1_bias=parameters.get("fc1_bias"),
             fc2_bias=parameters.get("fc2_bias"),
             activation=self.activation,
-            add_residual=not dropout,
+            add_residual=self.adds_at_once,
             recompute=self.recompute,
             chunk_tokens=self.chunk_tokens,
             fp8_input_store=self.fp8_input_store,
@@ -336,4 +348,13 @@ class LayerNormMLP(_BehindNorm):
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
         )
-        return dropout_add(*out, dropout, self.tp) if dropout else out
+        return out if self.adds_at_once else self.added(*out)
+
+    @property
+    def adds_at_once(self):
+        """Whether the residual is added in the GEMM."""
+        return not self.dropout and self.post_norm is None
+
+    def added(self, out, x):
+        """x and what the MLP adds to it."""
+        return add_to_residual(out, x, self.post_norm, self.dropout, self.tp)

@@ -15,7 +15,6 @@ from paddle import nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
 
-from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear
 from paddle_te.ops.low_rank import LowRankUpdate
 
@@ -82,6 +81,11 @@ class WithLoRA:
                     layer.add_sublayer(part, LowRank(*shape, config, layer.params_dtype, parallel_mode, layer.tp))
         layer.__class__ = cls
 
+    @property
+    def adapters(self):
+        """{name of a part: its LowRank}."""
+        return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, LowRank)}
+
     def plain(self):
         """Whether the layer computes as one without LoRA."""
         return self.merged or self.disable_lora
@@ -89,7 +93,7 @@ class WithLoRA:
     @property
     def drops(self):
         """Whether dropout stands before A, so that norm and activation are operations of their own."""
-        found = next((layer for layer in self._sub_layers.values() if isinstance(layer, LowRank)), None)
+        found = next(iter(self.adapters.values()), None)
         return self.training and found is not None and found.dropout is not None
 
     def low_rank(self, weight, x=None):
@@ -108,7 +112,7 @@ class WithLoRA:
     def split_mapping(self):
         """[(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
         mode = {part: self.PARALLEL_MODES[weight] for weight, parts in self.parts.items() for part in parts}
-        return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self._sub_layers]
+        return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self.adapters]
 
     @paddle.no_grad()
     def with_products(self, name, weight, sign=1):
@@ -140,7 +144,7 @@ class WithLoRA:
 
     def disable(self):
         """Takes LoRA away, as it was before `enable` (but for what was merged)."""
-        for part in list(self._sub_layers):
+        for part in self.adapters:
             del self._sub_layers[part]
         del self.parts
         for name in ("merged", "disable_lora"):
@@ -161,6 +165,12 @@ class WithLoRA:
         )
 
 
+def normed(layer, x):
+    """x through the norm that a layer begins with, if any."""
+    norm = layer.norm()
+    return x if norm is None else layer.ops.normalize(x, norm)
+
+
 class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
     """LayerNormLinear with LoRA, such as on q, k and v."""
 
@@ -171,7 +181,7 @@ class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
             return super().forward(x, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
         if self.drops:
-            return self.gemm(self.ops.normalize(x, self.norm()), "weight", self.bias, quantizers), x
+            return self.gemm(normed(self, x), "weight", self.bias, quantizers), x
         return self.ops.layernorm_linear(
             x,
             self.norm(),
@@ -206,7 +216,7 @@ class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
         if self.drops:
             return self._singly(x, *quantizers)
-        parameters, dropout = self._parameters, self.dropout
+        parameters = self._parameters
         out = self.ops.layernorm_mlp(
             x,
             self.norm(),
@@ -215,17 +225,18 @@ class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
             fc1_bias=self.fc1_bias,
             fc2_bias=self.fc2_bias,
             activation=self.activation,
-            add_residual=not dropout,
+            add_residual=self.adds_at_once,
             recompute=self.recompute,
             fp8_input_store=self.fp8_input_store,
             tp=self.tp,
             quantizers=quantizers,
             low_rank=tuple(map(self.low_rank, self.GEMM_WEIGHTS)),
         )
-        return dropout_add(*out, dropout, self.tp) if dropout else out
+        return out if self.adds_at_once else self.added(*out)
 
     def _singly(self, x, first, second):
-        z = self.ops.normalize(x, self.norm())
+        z = normed(self, x)
         act = self.ops.activate(self.gemm(z, "fc1_weight", self.fc1_bias, first), self.activation)
-        y = self.gemm(act, "fc2_weight", self.fc2_bias, second, residual=None if self.dropout else x)
-        return dropout_add(y, x, self.dropout, self.tp) if self.dropout else y
+        at_once = self.adds_at_once
+        y = self.gemm(act, "fc2_weight", self.fc2_bias, second, residual=x if at_once else None)
+        return y if at_once else self.added(y, x)

@@ -22,6 +22,7 @@ from paddle_te.options.scripts import RECOMPUTE_MODULES
 
 PARALLEL_MODES = (None, "column", "row")
 NORMALIZATIONS = ("RMSNorm", "LayerNorm")
+NORMS = ("before", "after", "both")
 QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
 
 Arguments = ParamSpec("Arguments")
@@ -115,7 +116,8 @@ class LinearSettings(GemmSettings):
 class BehindNorm(GemmSettings):
     """Of what begins with a norm.
 
-    set_parallel_mode: split weights over fleet's model-parallel group. normalization: "RMSNorm" or "LayerNorm".
+    set_parallel_mode: split weights over fleet's model-parallel group. normalization: "RMSNorm" or "LayerNorm"; None
+    where there is no norm after all.
     zero_centered_gamma: the norm multiplies by 1 + weight, which is 0 at first.
     recompute_modules: parts that backward computes again, so that their results take no memory until then. Megatron's
         names: "layernorm", the outputs of both norms; "core_attn", rotation and attention; "mlp", all of the MLP that
@@ -123,13 +125,13 @@ class BehindNorm(GemmSettings):
     """
 
     set_parallel_mode: bool = False
-    normalization: str = "RMSNorm"
+    normalization: str | None = "RMSNorm"
     zero_centered_gamma: bool = False
     recompute_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(NORMALIZATIONS, normalization=self.normalization)
+        one_of((*NORMALIZATIONS, None), normalization=self.normalization)
         object.__setattr__(self, "recompute_modules", tuple(self.recompute_modules or ()))
         for name in self.recompute_modules:
             one_of(RECOMPUTE_MODULES, recompute_modules=name)
@@ -170,15 +172,27 @@ class HalfOptions(BehindNorm):
 
     bias: of each GEMM. init_method, output_layer_init_method: initializers of the first and of the second GEMM's
     weight; None is Normal(0, 0.02), and for the second one the first one's. hidden_dropout: the probability with which
-    each number that the half adds is dropped in training; TE's default is 0.1.
+    each number that the half adds is dropped in training; TE's default is 0.1. norms: where its norms are, "before" it,
+    "after" it, of what it adds (OLMo-2), or "both" (Gemma 3).
     """
 
     output_layer_init_method: nn.initializer.Initializer | None = None
     hidden_dropout: float = 0.0
+    norms: str = "before"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         probability(hidden_dropout=self.hidden_dropout)
+        one_of(NORMS, norms=self.norms)
+
+    @property
+    def norm_before(self) -> str | None:
+        """Its normalization."""
+        return None if self.norms == "after" else self.normalization
+
+    def norm_after(self, size: int, eps: float) -> NormSettings | None:
+        """Of the norm of what the half adds."""
+        return None if self.norms == "before" else part(NormSettings, self, hidden_size=size, eps=eps)
 
     @property
     def output_init(self) -> nn.initializer.Initializer | None:
@@ -386,6 +400,7 @@ class AttentionSettings(AttentionOptions):
             out_features=(self.num_attention_heads + 2 * self.groups) * self.head_dim,
             eps=self.layernorm_epsilon,
             bias=self.bias or self.add_qkv_bias,
+            normalization=self.norm_before,
         )
 
     @property

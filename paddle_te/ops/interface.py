@@ -6,8 +6,9 @@ Common to all: activations are [b, s, h], or [tokens, h] with tokens = b·s (und
 Weights are [out, in]; a weight that exists in fp8 only is uint8, and its GEMM's quantizers.weight a `fp8.StoredWeight`.
 bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
 rank gets the bias's whole gradient, under sequence parallelism too.
-`tp` is None for one rank. `quantizers` is what `fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a
-GEMM in the activations' own precision. fuse_wgrad_accumulation: the weight's gradient is added to its main_grad.
+norm: before a GEMM; None: the GEMM reads x itself. `tp` is None for one rank. `quantizers` is what
+`fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a GEMM in the activations' own precision.
+fuse_wgrad_accumulation: the weight's gradient is added to its main_grad.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Ops(Protocol):
     def check_packed_attention(self) -> None:
         """Raises where attention takes no cu_seqlens."""
 
-    def normalize(self, x: Tensor, norm: Norm) -> Tensor:
-        """x normed over its last axis, in float32 inside."""
+    def normalize(self, x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
+        """x normed over its last axis, in float32 inside (+ residual)."""
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
         """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
@@ -83,7 +84,7 @@ class Ops(Protocol):
     def layernorm_linear(
         self,
         x: Tensor,
-        norm: Norm,
+        norm: Norm | None,
         weight: Tensor,
         *,
         bias: Tensor | None = None,
@@ -98,7 +99,7 @@ class Ops(Protocol):
     def layernorm_mlp(
         self,
         x: Tensor,
-        norm: Norm,
+        norm: Norm | None,
         fc1_weight: Tensor,
         fc2_weight: Tensor,
         *,

@@ -18,6 +18,11 @@ class Norm(NamedTuple):
     recompute: bool = False
 
 
+def norm_tensors(norm: Norm | None) -> tuple[Any, Any]:
+    """(weight, bias) of a norm; None for what there is not."""
+    return (None, None) if norm is None else (norm.weight, norm.bias)
+
+
 class QKNorm(NamedTuple):
     """RMSNorm of each head of q and k before they are rotated, as in Qwen3.
 

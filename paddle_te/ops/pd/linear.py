@@ -18,8 +18,8 @@ from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
 
 
-def normalize(x: Tensor, norm: Norm) -> Tensor:
-    """x normed over its last axis by a Norm, in float32."""
+def normalize(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
+    """See `ops.interface`."""
     # in float32 astype would give x itself; a cast has a gradient of its own, so that with recompute the gradients of x
     # are added in the same order as without
     z = paddle.cast(x, "float32")
@@ -27,7 +27,8 @@ def normalize(x: Tensor, norm: Norm) -> Tensor:
         z = z - z.mean(-1, keepdim=True)
     z = (z * paddle.rsqrt(z.square().mean(-1, keepdim=True) + norm.eps)).astype(norm.weight.dtype)
     y = z * (1 + norm.weight if norm.zero_centered_gamma else norm.weight)
-    return y if norm.bias is None else y + norm.bias
+    y = y if norm.bias is None else y + norm.bias
+    return y if residual is None else residual + y
 
 
 def _gelu(x):
@@ -171,7 +172,7 @@ def _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose
 
 def layernorm_linear(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     weight: Tensor,
     *,
     bias: Tensor | None = None,
@@ -187,14 +188,15 @@ def layernorm_linear(
 
 def _normed_column(x, norm, weight, tp, quantizers, bias, low_rank):
     def function(x):
-        return _adapted(normalize(x, norm), weight, "column", tp, quantizers, bias, low_rank)
+        z = x if norm is None else normalize(x, norm)
+        return _adapted(z, weight, "column", tp, quantizers, bias, low_rank)
 
-    return _again(function, x, norm.recompute)
+    return _again(function, x, norm is not None and norm.recompute)
 
 
 def layernorm_mlp(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     fc1_weight: Tensor,
     fc2_weight: Tensor,
     *,

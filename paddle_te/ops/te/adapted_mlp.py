@@ -6,6 +6,7 @@ As in `linear.NormedLowRankLinear` norm and activation write 16 bits, and casts 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paddle_te.ops.norms import norm_tensors
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import activated_in_both, activation_backward_in_both
 from paddle_te.ops.te.gemm import check_fp8, row_count
@@ -123,7 +124,7 @@ def adapted_mlp(x, norm, weights, low_rank, tp, quantizers, **settings):
     fc1, fc2 = (update and LowRankSettings.of(update) for update in low_rank)
     return autograd.apply(
         _MLP,
-        (x, norm.weight, norm.bias, *weights, *factors),
+        (x, *norm_tensors(norm), *weights, *factors),
         _Settings(NormSettings.of(norm), fc1=fc1, fc2=fc2, **settings),
         quantizers=quantizers,
         tp=tp,

@@ -177,7 +177,8 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
     if gather:
         rows = _normed_rows(rt, x, quantizers, tp) if x.recompute else operand
         pending = tp.start_all_gather(_to_gather(rows))
-    dz = rt.new_matrix((dy.shape[0], x.x.shape[1]), x.dtype, x.code)
+    shape = x.tensor.shape if dy.shape[0] == x.x.shape[0] else [dy.shape[0], x.x.shape[1]]
+    dz = rt.matrix(rt.empty(shape, x.dtype), x.code)
     dgrad(rt, dy, w, dz.native, fp8)
     if gather:
         operand = _gathered_again(rt, rows, tp.finish(pending), x.code, quantizers)
@@ -219,17 +220,21 @@ def _gathers(tp):
 
 def _normed_in_fp8(rt, x, quantizers, tp):
     """Whether `_normed_rows` are fp8: not where they are gathered, unless the ranks' scales are the same."""
+    if x.weight is None:
+        return False
     if _gathers(tp):
         return quantizers is not None and quantizers.same_scales
     return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
 
 def _normed_rows(rt, x, quantizers, tp, pieces=None, copies=False):
-    """A Normed's output, this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not gathered, and for the
-    statistics; None: new ones. copies: `column_forward`'s.
+    """A Normed's output, or an Unnormed's x, this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not
+    gathered, and for the statistics; None: new ones. copies: `column_forward`'s.
 
     The norm's kernels write fp8, TE's under delayed scaling alone.
     """
+    if x.weight is None:
+        return x.x
     shape, gather, statistics = x.x.shape, _gathers(tp), pieces and pieces[1]
     if not _normed_in_fp8(rt, x, quantizers, tp):
         rows = rt.new_matrix(shape, x.dtype, x.code)
@@ -294,7 +299,7 @@ class SavedColumn:
         """
         given = self.operand, self.w, weight or self.weight, self.norm, self.quantizers, self.tp
         dz, dw = _column_backward(rt, dy, *given, dbias)
-        return *self.norm.backward(rt, dz.native, dresidual, into), dw
+        return *self.norm.backward(rt, dz, dresidual, into), dw
 
 
 def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None, copies=False):

@@ -11,7 +11,7 @@ from paddle import Tensor
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.interface import Ranks
 from paddle_te.ops.low_rank import LowRankUpdate
-from paddle_te.ops.norms import Norm
+from paddle_te.ops.norms import Norm, norm_tensors
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.gemm import (
     BiasGradient,
@@ -29,7 +29,7 @@ from paddle_te.ops.te.gemm import (
     wgrad,
 )
 from paddle_te.ops.te.low_rank import LowRankProduct, LowRankSettings
-from paddle_te.ops.te.norm import Normed, NormSettings
+from paddle_te.ops.te.norm import Normed, NormSettings, Unnormed, normed
 from paddle_te.ops.te.quantized import Float8Matrix
 from paddle_te.ops.te.recording import Op, Placeholder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dense, dtype_code
@@ -202,8 +202,8 @@ def layernorm_linear_forward(
     check_weight("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype, quantizers)
     check_bias("bias", bias, weight.shape[0], x.dtype)
     check_fp8(quantizers, tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])
-    normed = Normed(rt, x, ln_weight, ln_bias, settings, dtype_code("x", x))
-    out, saved = column_forward(rt, normed, weight, bias, quantizers, tp, train, w, copies)
+    norm = normed(rt, x, ln_weight, ln_bias, settings, dtype_code("x", x))
+    out, saved = column_forward(rt, norm, weight, bias, quantizers, tp, train, w, copies)
     return (out.memory, x), saved
 
 
@@ -222,7 +222,7 @@ class NormedLowRankLinear:
     fp8 of them. rows: that output, None where backward computes it again.
     """
 
-    norm: Normed
+    norm: Normed | Unnormed
     rows: Placeholder | None
     linear: SavedLowRankLinear
 
@@ -231,11 +231,11 @@ class NormedLowRankLinear:
         """(the output, a tensor; what backward reads). norm: NormSettings. tensors: x, the norm's weight and bias, the
         weight, its bias. low_rank: LowRankSettings, or None. inputs: the op's OpInputs."""
         x, ln_weight, ln_bias, weight, bias = tensors
-        normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        rows, settings = normed.output(rt), LowRankLinearSettings(LinearSettings("column", True), low_rank)
+        before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
+        rows, settings = before.output(rt), LowRankLinearSettings(LinearSettings("column", True), low_rank)
         given = rows, weight, bias, None, None, factors, quantizers, inputs.tp, inputs.train, settings
         out, saved = low_rank_linear_forward(rt, *given)
-        return out, cls(normed, None if normed.recompute else rows, saved)
+        return out, cls(before, None if before.recompute else rows, saved)
 
     def backward(self, rt, dy, dresidual, grad=None):
         """(dx, the gradients of the norm's weight and bias, dW, dbias, *the factors'). grad: `linear_backward`'s."""
@@ -244,7 +244,7 @@ class NormedLowRankLinear:
         factors = self.linear.factor_gradients(rt, pending, rows)
         of_norm = None, None, None
         if drows is not None:
-            of_norm = self.norm.backward(rt, rt.view(drows, self.norm.x.shape, self.norm.code), dresidual)
+            of_norm = self.norm.backward(rt, rt.matrix(drows, self.norm.code), dresidual)
         return *of_norm, dw, dbias, *factors
 
 
@@ -300,7 +300,7 @@ def linear(
 
 def layernorm_linear(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     weight: Tensor,
     *,
     bias: Tensor | None = None,
@@ -314,7 +314,7 @@ def layernorm_linear(
         return _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers)
     return autograd.apply(
         _LAYERNORM_LINEAR,
-        (x, norm.weight, norm.bias, weight, bias),
+        (x, *norm_tensors(norm), weight, bias),
         NormSettings.of(norm),
         quantizers=(quantizers,),
         tp=tp,
@@ -326,7 +326,7 @@ def _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers):
     """`layernorm_linear` with the product of a LowRankUpdate."""
     return autograd.apply(
         _LAYERNORM_LOW_RANK_LINEAR,
-        (x, norm.weight, norm.bias, weight, bias, *low_rank.a, *low_rank.b),
+        (x, *norm_tensors(norm), weight, bias, *low_rank.a, *low_rank.b),
         NormedLowRankSettings(NormSettings.of(norm), LowRankSettings.of(low_rank)),
         quantizers=(quantizers,),
         tp=tp,

@@ -19,7 +19,7 @@ from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.chunks import chunk_rows, ranges
 from paddle_te.ops.interface import QuantizersOfTwo, Ranks
 from paddle_te.ops.low_rank import LowRankUpdate
-from paddle_te.ops.norms import Norm
+from paddle_te.ops.norms import Norm, norm_tensors
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import activated, activated_again, activation_backward
 from paddle_te.ops.te.adapted_mlp import adapted_mlp
@@ -40,7 +40,7 @@ from paddle_te.ops.te.gemm import (
     wgrad,
 )
 from paddle_te.ops.te.input_store import StoredInput
-from paddle_te.ops.te.norm import Normed, NormSettings
+from paddle_te.ops.te.norm import NormSettings, normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
     operand_pieces,
@@ -77,8 +77,8 @@ class _Fc1(NamedTuple):
     def forward(cls, rt, inputs, norm, w=None, copies=False):
         """inputs: the MLP's OpInputs. w, copies: `column_forward`'s."""
         x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
-        normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies))
+        before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
+        return cls(*column_forward(rt, before, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies))
 
 
 @dataclass(slots=True)
@@ -330,7 +330,7 @@ _IN_CHUNKS = Op(_forward_in_chunks, _backward_in_chunks, weights=(FC1, FC2))
 
 def layernorm_mlp(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     fc1_weight: Tensor,
     fc2_weight: Tensor,
     *,
@@ -354,7 +354,7 @@ def layernorm_mlp(
     rows = chunk_rows(row_count(x), chunk_tokens, tp)
     return autograd.apply(
         _AT_ONCE if rows is None else _IN_CHUNKS,
-        (x, norm.weight, norm.bias, *weights),
+        (x, *norm_tensors(norm), *weights),
         MLPSettings(NormSettings.of(norm), fp8_input_store=fp8_input_store, chunk_rows=rows, **settings),
         quantizers=quantizers,
         tp=tp,

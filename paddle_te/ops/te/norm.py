@@ -11,7 +11,7 @@ from paddle_te.native import addition, rmsnorm
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd, kernel_choice
 from paddle_te.ops.te.quantized import FP8, new_pieces
-from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.recording import Op, Placeholder
 from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dtype_code
 
 
@@ -24,7 +24,8 @@ class NormSettings(NamedTuple):
 
     @classmethod
     def of(cls, norm):
-        return cls(norm.eps, norm.zero_centered_gamma, norm.recompute)
+        """norm: None for no norm."""
+        return cls(0.0, False, False) if norm is None else cls(norm.eps, norm.zero_centered_gamma, norm.recompute)
 
 
 class Normed:
@@ -106,17 +107,17 @@ class Normed:
         return rt.tensor(pieces.take(self._bytes_of_one), self.x.shape[:1], FLOAT32)
 
     def backward(self, rt, dz, add=None, into=None):
-        """The gradients of x, the weight and the bias from the native dz; the tensor `add`, the residual's gradient, is
+        """The gradients of x, the weight and the bias from the Matrix dz; the tensor `add`, the residual's gradient, is
         added to that of x. into: the three tensors to write them to, None for new ones."""
         dx, dgamma, dbeta = into or self._new_gradients(rt)
         native_dx, native_dgamma = rt.view(dx, self.x.shape, self.code), self._parameter_view(rt, dgamma)
         zero_centered_gamma = self._settings.zero_centered_gamma
         if self.bias is None:
-            operands = dz, self.x.native, self._rsigma, self._gamma, native_dx, native_dgamma, rt.stream
+            operands = dz.native, self.x.native, self._rsigma, self._gamma, native_dx, native_dgamma, rt.stream
             added = None if add is None else rt.view(add, self.x.shape, self.code)
             rt.te.rmsnorm_bwd(*operands, added, zero_centered_gamma)
         else:
-            operands = dz, self.x.native, self._mu, self._rsigma, self._gamma, native_dx, native_dgamma
+            operands = dz.native, self.x.native, self._mu, self._rsigma, self._gamma, native_dx, native_dgamma
             rt.te.layernorm_bwd(*operands, self._parameter_view(rt, dbeta), rt.stream, zero_centered_gamma)
             if add is not None:  # the library's kernel adds none
                 addition.add_to(rt.te, rt.stream, dx.data_ptr(), add.data_ptr(), math.prod(self.x.shape), self.code)
@@ -133,21 +134,60 @@ class Normed:
         return rt.view(tensor, self.x.shape[1:], self.code)
 
 
+class Unnormed:
+    """x in the place of a Normed, where there is no norm. What it is read for is x itself."""
+
+    weight = bias = copy = None
+    recompute, statistics_bytes = False, 0
+
+    def __init__(self, rt, tensor, code):
+        self.tensor, self.dtype, self.code, self.x = tensor, tensor.dtype, code, rt.matrix(tensor, code)
+
+    def output(self, rt):
+        """x."""
+        return self.tensor
+
+    def backward(self, rt, dz, add=None, into=None):
+        """As Normed's; dz is overwritten."""
+        if add is not None:
+            addresses = dz.memory.data_ptr(), add.data_ptr()
+            addition.add_to(rt.te, rt.stream, *addresses, math.prod(self.x.shape), self.code)
+        if into is not None:
+            rt.te.memcpy_async(rt.view(into[0], self.x.shape, self.code), dz.native, rt.stream)
+        return None if self.tensor.stop_gradient else dz.memory, None, None
+
+
+def normed(rt, tensor, weight, bias, settings, code):
+    """The Normed, or the Unnormed where there is no weight."""
+    return Unnormed(rt, tensor, code) if weight is None else Normed(rt, tensor, weight, bias, settings, code)
+
+
+class _Saved(NamedTuple):
+    """norm: Normed. residual: as forward was given it."""
+
+    norm: Normed
+    residual: Placeholder | None
+
+
 def _forward(rt, inputs, settings):
-    x, weight, bias = inputs.tensors
+    x, weight, bias, residual = inputs.tensors
     code = dtype_code("x", x)
-    normed, out = Normed(rt, x, weight, bias, settings, code), rt.empty(x.shape, x.dtype)
-    normed.forward(rt, rt.matrix(out, code).native)
-    return out, normed
+    norm, out = Normed(rt, x, weight, bias, settings, code), rt.empty(x.shape, x.dtype)
+    norm.forward(rt, rt.matrix(out, code).native)
+    if residual is not None:
+        check_tensor("residual", residual, x.shape, x.dtype)
+        addition.add_to(rt.te, rt.stream, out.data_ptr(), residual.data_ptr(), math.prod(x.shape), code)
+    return out, _Saved(norm, residual)
 
 
-def _backward(rt, normed, dy):
-    return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
+def _backward(rt, saved, dy):
+    norm, residual = saved
+    return *norm.backward(rt, rt.matrix(dy, norm.code)), None if residual is None or residual.stop_gradient else dy
 
 
 _NORMALIZE = Op(_forward, _backward)
 
 
-def normalize(x: Tensor, norm: Norm) -> Tensor:
-    """x normed over its last axis by a Norm, in float32 inside."""
-    return autograd.apply(_NORMALIZE, (x, norm.weight, norm.bias), NormSettings.of(norm))
+def normalize(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
+    """See `ops.interface`."""
+    return autograd.apply(_NORMALIZE, (x, norm.weight, norm.bias, residual), NormSettings.of(norm))

@@ -47,7 +47,9 @@ def rotated(x, angles, interleaved):
 def formula(x, values, angles, seen, options):
     """x + proj(attention(layernorm_qkv(x))), x [b, s, hidden]; seen: bool [b or 1, 1, s, s]."""
     b, s, _ = x.shape
-    qkv = paddle.matmul(rms_norm(x, values["layernorm_qkv.ln_weight"], 1e-5), values["layernorm_qkv.weight"].T)
+    norms = options.get("norms", "before")
+    normed = x if norms == "after" else rms_norm(x, values["layernorm_qkv.ln_weight"], 1e-5)
+    qkv = paddle.matmul(normed, values["layernorm_qkv.weight"].T)
     d = qkv.shape[-1] // (HEADS + 2 * KV_HEADS)
     q, k, v = qkv.reshape([b, s, -1, d]).split([HEADS, KV_HEADS, KV_HEADS], 2)
     steps = [lambda x, name: x if angles is None else rotated(x, angles, options.get("rotary_pos_interleaved"))]
@@ -62,7 +64,8 @@ def formula(x, values, angles, seen, options):
     scores = paddle.matmul(q.transpose([0, 2, 1, 3]), k, transpose_y=True) / d**0.5
     softmax = F.softmax(paddle.where(paddle.to_tensor(seen), scores, paddle.full([], -1e300, "float64")), -1)
     context = paddle.matmul(softmax, v).transpose([0, 2, 1, 3]).flatten(2)
-    return x + paddle.matmul(context, values["proj.weight"].T)
+    out = paddle.matmul(context, values["proj.weight"].T)
+    return x + (out if norms == "before" else rms_norm(out, values["post_norm.weight"], 1e-5))
 
 
 @pytest.mark.parametrize("options, what, seen", [
@@ -76,6 +79,8 @@ def formula(x, values, angles, seen, options):
     (dict(kv_channels=24), "part of a head", CAUSAL),
     (dict(kv_channels=24, rotary_pos_interleaved=True), "part of a head", CAUSAL),
     (NORM, "cu_seqlens", CAUSAL & TOGETHER),
+    (dict(norms="after"), None, CAUSAL),
+    (dict(norms="both"), "cu_seqlens", CAUSAL & TOGETHER),
     (SBHD, None, CAUSAL),
     (SBHD, "flat", CAUSAL),
     *[(dict(attn_mask_type=mask_type), what, seen) for mask_type, what, seen in MASKS],

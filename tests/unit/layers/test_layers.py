@@ -107,6 +107,18 @@ def test_layernorm_mlp(seed, activation, normalization, bias):
     close(layer(paddle.to_tensor(x)), x + act @ values["fc2_weight"].T + values.get("fc2_bias", 0))
 
 
+@pytest.mark.parametrize("norms", ["after", "both"])
+def test_norms_behind_the_mlp(seed, norms):
+    generator = np.random.default_rng(seed)
+    layer, values = filled(LayerNormMLP(12, 28, norms=norms, backend="paddle"), generator)
+    x = draw(generator, 3, 12)
+    normed = norm64(x, values["ln_weight"], 1e-5) if norms == "both" else x
+    hidden = normed @ values["fc1_weight"].T
+    out = ACTIVATIONS["swiglu"](*np.split(hidden, 2, -1)) @ values["fc2_weight"].T
+    close(layer(paddle.to_tensor(x)), x + norm64(out, values["post_norm.weight"], 1e-5))
+    assert ("ln_weight" in values) == (norms == "both")
+
+
 @pytest.mark.parametrize("heads, groups", [(4, 4), (4, 2), (6, 1)])
 def test_attention_is_causal_and_groups_heads(seed, heads, groups):
     generator = np.random.default_rng(seed)
@@ -259,6 +271,7 @@ def test_parameters_have_the_integrations_names_and_shapes(options, parameters):
             lambda: LayerNormMLP(8, 8, activation="silu", backend="paddle"),
             "activation='silu'.*'swiglu', 'geglu', 'gelu', 'relu'",
         ),
+        (lambda: LayerNormMLP(8, 8, norms="behind", backend="paddle"), "norms='behind'; .*'both'"),
         (lambda: Linear(8, 8, parallel_mode="rows", backend="paddle"), "parallel_mode='rows'"),
         (lambda: DotProductAttention(8, "paddle", window_size=(4, 4)), "window_size=.* must be .left, 0."),
         (lambda: RMSNorm(8, sequence_parallel=True, backend="paddle"), "tensor_parallel_degree > 1"),

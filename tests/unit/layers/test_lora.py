@@ -7,6 +7,9 @@ import pytest
 
 from paddle_te.layers import LayerNormMLP
 from paddle_te.layers.lora import LoRALayerNormMLP
+from tests import emulated_te
+from tests.stored_input_cases import RECIPES, make, train
+from tests.te_weights import relative
 
 
 @pytest.mark.parametrize("names", [("gate_proj",), ("up_proj", "down_proj")])
@@ -22,3 +25,24 @@ def test_dropout_of_the_mlp_is_that_without_lora(seed, names):
     assert 0.3 < float((got == x).astype("float32").mean()) < 0.5 and abs(got - want).max() < 1e-5
     layer.eval()
     assert (layer(x) == x).astype("float32").mean() < 0.1  # what is added may be lost in rounding
+
+
+@pytest.mark.parametrize("recipe, bound", [("16bits", 0.03), ("delayed", 0.12), ("current", 0.12), ("block", 0.12)])
+@pytest.mark.parametrize("norms", ["after", "both"])
+def test_te_computes_what_pd_does_with_norms_behind(seed, monkeypatch, norms, recipe, bound):
+    emulated_te.install(monkeypatch.setattr)
+    for options in ({}, dict(recompute_modules=("layernorm", "mlp_act"))):
+        want, got = (
+            train(seed, backend, RECIPES[recipe], "lora", norms=norms, **options)
+            for backend in ("paddle", "transformer_engine")
+        )
+        assert any("lora" in name for name in want)
+        errors = {name: relative(got[name], want[name]) for name in want}
+        assert max(errors.values()) < bound, errors
+
+
+def test_what_is_taken_away_are_adapters_alone(seed):
+    layer = make(seed, "paddle", adapter="lora", norms="both").layernorm_mlp
+    assert {name for name, _ in layer.split_mapping()} == {"gate_proj.lora_B", "up_proj.lora_B", "down_proj.lora_A"}
+    layer.disable()
+    assert type(layer) is LayerNormMLP and [*layer._sub_layers] == ["post_norm"]

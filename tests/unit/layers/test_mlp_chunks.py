@@ -8,7 +8,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.distributed import recompute
-from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, dropout
 from paddle_te.planner import Layout, Model, memory
 from tests import emulated_te
 from tests.mlp_chunk_cases import BATCH, CHUNK, DTYPES, GPT, LLAMA, RECIPES, TOKENS, check, train
@@ -26,7 +26,7 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("options, micro_batches", [(LLAMA, 2), (GPT, 1)], ids=["llama", "gpt"])
+@pytest.mark.parametrize("options, micro_batches", [(LLAMA, 2), (GPT, 1), (dict(norms="after"), 1)], ids=str)
 def test_te_gives_the_same(seed, options, micro_batches, recipe):
     """With two micro-batches, whose fp8 weights are kept and whose main gradients are added up; and with biases and one
     micro-batch, whose gradients have the weights' dtype."""
@@ -60,7 +60,7 @@ def test_frozen_tensors_and_dropout(seed, monkeypatch, backend, frozen):
     def in_float32(y, x, probability, tp):  # Paddle adds no bfloat16 on the CPU
         return (paddle.nn.functional.dropout(y.astype("float32"), probability) + x.astype("float32")).astype(x.dtype)
 
-    monkeypatch.setattr(linear, "dropout_add", in_float32)
+    monkeypatch.setattr(dropout, "dropout_add", in_float32)
     options = dict(frozen=frozen, hidden_dropout=0.1) | GPT
     want, _ = train(seed, backend, None, **options)
     got, _ = train(seed, backend, None, mlp_chunk_tokens=CHUNK, **options)

@@ -70,7 +70,9 @@ def train(seed, backend, parts, recipe, micro_batches, **options):
 
 @pytest.mark.parametrize("recipe", [None, DELAYED, CURRENT], ids=["16bits", "delayed", "current"])
 @pytest.mark.parametrize(
-    "options, micro_batches", [(dict(fuse_wgrad_accumulation=True), 2), (GPT, 1)], ids=["llama", "gpt"]
+    "options, micro_batches",
+    [(dict(fuse_wgrad_accumulation=True), 2), (GPT, 1), (dict(norms="after"), 1), (dict(norms="both"), 1)],
+    ids=["llama", "gpt", "norms after", "norms on both sides"],
 )
 def test_te_gives_the_same_bits(seed, options, micro_batches, recipe):
     """With two micro-batches, whose fp8 weights are kept and whose main gradients are added up, and with one."""

@@ -34,6 +34,7 @@ FACTORS = dict(a0=(32, 3), b0=(3, 16), a2=(32, 3), b2=(3, 8))  # of the first an
 # op, shapes of its tensors, arguments, which of its outputs go on
 CASES = {
     "rms_norm": ("normalize", RMS_NORM, {}, [0]),
+    "rms_norm_with_residual": ("normalize", RMS_NORM | dict(residual=(2, 8, 32)), {}, [0]),
     "layer_norm": ("normalize", LAYER_NORM, dict(zero_centered_gamma=True), [0]),
     "swiglu": ("activate", X, dict(activation="swiglu"), [0]),
     "geglu": ("activate", X, dict(activation="geglu"), [0]),
@@ -55,6 +56,11 @@ CASES = {
     "layernorm_linear_without_residual": ("layernorm_linear", RMS_NORM | LINEAR, {}, [0]),
     "layernorm_linear_with_bias": ("layernorm_linear", RMS_NORM | LINEAR | dict(bias=(48,)), {}, [0, 1]),
     "layernorm_linear_of_layer_norm": ("layernorm_linear", LAYER_NORM | LINEAR, {}, [0, 1]),
+    "layernorm_linear_without_norm": ("layernorm_linear", X | LINEAR, dict(norm=None), [0, 1]),
+    "layernorm_mlp_without_norm": ("layernorm_mlp", X | MLP, dict(norm=None), [0]),
+    "layernorm_mlp_without_norm_nor_residual": (
+        "layernorm_mlp", X | MLP, dict(norm=None, add_residual=False), [0, 1]
+    ),
     "layernorm_mlp": ("layernorm_mlp", RMS_NORM | MLP, {}, [0]),
     "layernorm_mlp_of_gpt": ("layernorm_mlp", LAYER_NORM | PLAIN_MLP, dict(activation="gelu"), [0]),
     "rotary_qkv": ("rotary_qkv", QKV, HEADS, [0, 1, 2]),
