@@ -83,6 +83,7 @@ LAUNCHER = Door(
         "model_name_or_path": Name("model_name"),
         "learning_rate": Name("LEARNING_RATE"),
         "max_length": Name("max_seqlen"),
+        "resume_from_checkpoint": Name("resume_step"),
         "lora": Name("method", {True: "lora", False: "full"}),
     },
     where="EXTRA_ARGS",

@@ -50,7 +50,8 @@ def check_asked(job, args: argparse.Namespace, device: str, world: int, config: 
     Raises:
         LaunchError: a rule that the job breaks, in the launcher's words.
     """
-    flags = job.told(args, device, world) | {"model_name_or_path": args.model_name}
+    resume = None if args.resume_step == "none" else args.resume_step
+    flags = job.told(args, device, world) | {"model_name_or_path": args.model_name, "resume_from_checkpoint": resume}
     script = job.__name__.rpartition(".")[2]
     known = dict(script=script, host=args.HOST, world=world, elsewhere=args.DRY_RUN)
     asked = _job_of(args, flags, model=spec_of(config), **known)
