@@ -81,7 +81,7 @@ class DelayedScaling:
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = Precision.fp8_amax_history_len
     amax_compute_algo: str = Precision.fp8_amax_compute_algo
-    reduce_amax: bool = True
+    reduce_amax: bool = Precision.fp8_reduce_amax
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
     first_step: str = "current"

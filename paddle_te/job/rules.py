@@ -221,6 +221,21 @@ LAYER_RULES = (
         f"x2 {FP8} --fp8_dpa true --sep_parallel_degree 2",
     ),
     Rule(
+        lambda job: job.use_fp8 and not job.fp8_reduce_amax and job.sequence_parallel,
+        "{fp8_reduce_amax} with {sequence_parallel}: ranks gather each other's rows in fp8, and need the same scales",
+        ONE,
+        f"x2 {FP8} --fp8_reduce_amax false --tensor_parallel_degree 2 --sequence_parallel true",
+        f"x2 {FP8} --fp8_reduce_amax false --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.use_fp8 and not job.fp8_reduce_amax and job.world > 1 and job.resume_from_checkpoint,
+        "{fp8_reduce_amax} with {resume_from_checkpoint}: a checkpoint has the scales of one rank, and each of the "
+        "{devices} ranks had its own",
+        "start from its weights, or leave {fp8_reduce_amax:name} out",
+        f"x2 {FP8} --fp8_reduce_amax false --resume_from_checkpoint auto",
+        f"x2 {FP8} --resume_from_checkpoint auto",
+    ),
+    Rule(
         lambda job: job.use_fp8 and _size_out_of_steps(job),
         "{use_fp8} with {fp8_recipe:value} scaling needs multiples of {fp8_multiple}; {found}",
         "take another size, degree or fp8_recipe",

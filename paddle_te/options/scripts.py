@@ -215,6 +215,17 @@ class Precision:
         config=True,
         needs=DELAYED,
     )
+    fp8_reduce_amax: bool = option(
+        FLAG,
+        True,
+        "Ranks share the greatest amax, and so their scales (delayed scaling); false: each has its own.",
+        doc="delayed scaling: ranks share the greatest amax, and so their scales; `false`: each has its own, without a "
+        "collective in each step, not with sequence parallelism, and a run of several processes cannot be resumed",
+        zh="delayed scaling：各 rank 共用最大的 amax，因而 scale 相同；`false`：各 rank 使用自己的 scale，"
+        "每步不需要集合通信；不能与序列并行同用，多进程的运行不能恢复",
+        config=True,
+        needs=DELAYED,
+    )
     fp8_power_2_scale: bool = option(
         FLAG,
         True,

@@ -196,7 +196,8 @@ def test_fp8_recipe_follows_the_flags():
     flags = dict(fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent", fp8_margin=3)
     recipe = fp8_recipe(tiny_config(use_fp8=True, **flags))
     assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "most_recent", 3)
-    assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd
+    assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd and recipe.reduce_amax
+    assert not fp8_recipe(tiny_config(use_fp8=True, fp8_reduce_amax=False)).reduce_amax
     recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_dpa=True, fp8_dpa_bwd=False))
     assert recipe.fp8_dpa and not recipe.fp8_dpa_bwd
     with pytest.raises(ValueError, match="no fp8 attention with current scaling"):
