@@ -1,5 +1,5 @@
 """Times a whole training step of a Llama or Qwen2.5 and accounts for it part by part. Its peers are the same model of
-Hugging Face's layers and of Transformer Engine's PyTorch layers, and te without recorded programs.
+Hugging Face's layers and of Transformer Engine's PyTorch layers.
 
     python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--quick]
 
@@ -302,7 +302,7 @@ class PaddleStep(TrainingStep):
     """PaddleNLP's model with this project's decoder layers, Paddle's AdamW with master weights.
 
     backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: delayed scaling. flags: more of the config's.
-    recorded: False runs te's ops without recorded programs. compact: AdamW's state in 6 bytes a parameter.
+    compact: AdamW's state in 6 bytes a parameter.
     """
 
     def __init__(
@@ -312,7 +312,6 @@ class PaddleStep(TrainingStep):
         use_fp8=False,
         device="cuda",
         dtype="bfloat16",
-        recorded=True,
         compact=False,
         **flags,
     ):
@@ -326,7 +325,7 @@ class PaddleStep(TrainingStep):
         from paddle_te.optimizer import fuse_clipping
         from paddle_te.optimizer.compact_states import keep_compact
 
-        self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded
+        self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
         _, self.stream, self.memory = start_on_paddles(device)
         config = getattr(transformers, f"{size.title}Config")(
@@ -374,14 +373,6 @@ class PaddleStep(TrainingStep):
         tokens = self.next_tokens()
         with self.fp8.microbatch(is_first_microbatch if self.size.micro_batches > 1 else None):
             return self.model(tokens[:, :-1], labels=tokens[:, 1:])[0]
-
-    def step(self):
-        if self.recorded:
-            return super().step()
-        from tools.benchmark.unrecorded import unrecorded
-
-        with unrecorded():
-            super().step()
 
     def update(self):
         self.optimizer.step()
@@ -432,11 +423,6 @@ PEERS = {
     "te_torch_fp8_dpa_head": (
         partial(TransformerEngineStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
         "TE's PyTorch layers, fp8, attention and the head in fp8 as well",
-    ),
-    "paddle_te_bf16_unrecorded": (partial(PaddleStep, recorded=False), "te without recorded programs, bf16"),
-    "paddle_te_fp8_unrecorded": (
-        partial(PaddleStep, use_fp8=True, recorded=False),
-        "te without recorded programs, fp8",
     ),
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
