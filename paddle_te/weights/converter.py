@@ -55,111 +55,140 @@ FORMATS = ("pdparams", "safetensors")
 MAX_SHARD_SIZE = 10 * 10**9
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a checkpoint becomes.
+
+    mode: from and to which layout: "pd2te", "te2pd", "hf2te", "hf2pd", "te2hf", "pd2hf", where pd is PaddleNLP's
+        native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays; or "te2formers",
+        "pd2formers": as to hf, with the optimizer's and the Trainer's state beside the weights as PaddleFormers'
+        Trainer resumes from them (Llama).
+    num_attention_heads, num_key_value_heads: needed only when the folder has no config.json.
+    fuse_attention_qkv, fuse_attention_ffn: to pd: fuse the native weights so; None: as they were before pd2te (noted
+        in config.json), else not fused.
+    format: "pdparams" or "safetensors"; None: the input's (hf: always safetensors).
+    tensor_parallel_degree, pipeline_parallel_degree: the output's; None: the input's (hf: 1).
+    virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
+    dtype: of the output, one of NUMBERS; numbers are rounded to the nearest even. None: the input's dtypes.
+    max_shard_size: bytes; larger files are written in shards. None: MAX_SHARD_SIZE.
+    lora_path: folder of a LoRA adapter (`open_adapter`), which is added to the weights; one sum of each is held at a
+        time, in float32, and rounded once.
+    workers: files written side by side; each holds a few copies of the tensor it is working on.
+    with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
+        checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
+        --unified_checkpoint 1; degrees that are asked for are only checked. fp8 scales go along from te to te. A
+        complete checkpoint is compared with its manifest, if it has one, and its output gets a manifest, too.
+    verify_checkpoint: "full", "size" or "none": how much of the input's manifest, if it has one, is compared first.
+    verify: first compare the input's files with its checksums.json.
+    checksums: write a checksums.json (SHA-256 of each file) for the output.
+    """
+
+    mode: str
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    fuse_attention_qkv: bool | None = None
+    fuse_attention_ffn: bool | None = None
+    format: str | None = None
+    tensor_parallel_degree: int | None = None
+    pipeline_parallel_degree: int | None = None
+    virtual_pp_degree: int | None = None
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    lora_path: str | Path | None = None
+    workers: int = 1
+    with_optimizer: bool = False
+    verify: bool = False
+    checksums: bool = False
+    verify_checkpoint: str = FULL
+
+    @property
+    def degrees(self) -> _Degrees:
+        return _Degrees(self.tensor_parallel_degree, self.pipeline_parallel_degree, self.virtual_pp_degree)
+
+    def check_changes(self) -> None:
+        """Raise CheckpointError where the output would be the input."""
+        changes = *self.degrees, self.format, self.dtype, self.max_shard_size, self.lora_path
+        if self.mode == "reshard" and not self.with_optimizer and all(change is None for change in changes):
+            raise CheckpointError(
+                "--mode reshard: nothing would change: give --tensor_parallel_degree, --pipeline_parallel_degree, "
+                "--format, --dtype or --max_shard_size"
+            )
+
+
 def convert(
     input_path: str | Path,
     output_path: str | Path,
     mode: str | None = None,
-    num_attention_heads: int | None = None,
-    num_key_value_heads: int | None = None,
-    fuse_attention_qkv: bool | None = None,
-    fuse_attention_ffn: bool | None = None,
-    format: str | None = None,
-    tensor_parallel_degree: int | None = None,
-    pipeline_parallel_degree: int | None = None,
-    virtual_pp_degree: int | None = None,
-    dtype: str | None = None,
-    max_shard_size: int | None = None,
-    lora_path: str | Path | None = None,
-    workers: int = 1,
-    with_optimizer: bool = False,
-    verify: bool = False,
-    checksums: bool = False,
-    verify_checkpoint: str = FULL,
+    *,
     progress: bool = True,
     tell: Callable[[str], None] = print,
     alive: Callable[[], None] = lambda: None,
+    **how: Any,
 ) -> list[str]:
     """Convert a checkpoint folder into a new one; the input is only read.
 
     Args:
         input_path, output_path: folders; the output must be new or empty. It appears only when it is complete.
-        mode: from and to which layout: "pd2te", "te2pd", "hf2te", "hf2pd", "te2hf", "pd2hf", where pd is PaddleNLP's
-            native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays; or
-            "te2formers", "pd2formers": as to hf, with the optimizer's and the Trainer's state beside the weights as
-            PaddleFormers' Trainer resumes from them (Llama). None: "pd2te", or with lora_path "reshard".
-        num_attention_heads, num_key_value_heads: needed only when the folder has no config.json.
-        fuse_attention_qkv, fuse_attention_ffn: to pd: fuse the native weights so; None: as they were before pd2te
-            (noted in config.json), else not fused.
-        format: "pdparams" or "safetensors"; None: the input's (hf: always safetensors).
-        tensor_parallel_degree, pipeline_parallel_degree: the output's; None: the input's (hf: 1).
-        virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
-        dtype: of the output, one of NUMBERS; numbers are rounded to the nearest even. None: the input's dtypes.
-        max_shard_size: bytes; larger files are written in shards. None: MAX_SHARD_SIZE.
-        lora_path: folder of a LoRA adapter (`open_adapter`), which is added to the weights; one sum of each is held at
-            a time, in float32, and rounded once.
-        workers: files written side by side; each holds a few copies of the tensor it is working on.
-        with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
-            checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
-            --unified_checkpoint 1; degrees that are asked for are only checked. fp8 scales go along from te to te.
-            A complete checkpoint is compared with its manifest, if it has one, and its output gets a manifest, too.
-        verify_checkpoint: "full", "size" or "none": how much of the input's manifest, if it has one, is compared first.
-        verify: first compare the input's files with its checksums.json.
-        checksums: write a checksums.json (SHA-256 of each file) for the output.
+        mode: a Conversion's. None: "pd2te", or with lora_path "reshard".
         progress: show a progress bar.
         tell: takes a line of text where the input was not compared with what it has for that, and where weights are
             not finite; they are converted as they are.
         alive: called after each tensor, by any thread.
+        how: the other fields of a Conversion.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
     Raises CheckpointError, before anything is written, for an input or arguments that do not fit, for a file to be
     carried over that is a link to elsewhere or would run code when it is loaded, and OSError.
     """
-    mode = mode or ("reshard" if lora_path else "pd2te")
+    wanted = Conversion(mode=mode or ("reshard" if how.get("lora_path") else "pd2te"), **how)
     input_path, output_path = Path(input_path), Path(output_path)
-    _check_arguments(input_path, output_path, mode, dtype)
-    if input_path.is_dir():
-        if verify:
-            verify_checksums(input_path, workers)
-        Verification(verify_checkpoint, tell=tell if not verify else _silent).check(input_path)
-    checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
-    _check_mode(checkpoint, mode, bool(lora_path))
-    if lora_path:
-        _check_not_around(Path(lora_path), output_path)
-        _check_merging(mode, with_optimizer)
-        Verification(verify_checkpoint, tell=tell).check(lora_path)
-        checkpoint = with_adapter(checkpoint, open_adapter(lora_path, checkpoint.layout.family))
-    layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
-    degrees = _Degrees(tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree)
-    changes = *degrees, format, dtype, max_shard_size
-    if mode == "reshard" and not with_optimizer and not lora_path and all(change is None for change in changes):
-        raise CheckpointError(
-            "--mode reshard: nothing would change: give --tensor_parallel_degree, --pipeline_parallel_degree, "
-            "--format, --dtype or --max_shard_size"
-        )
-    if with_optimizer and mode not in FORMERS:
-        target = _unified_target(layout, mode, format, dtype)
-    else:
-        target = _target(checkpoint, layout, mode, format, degrees)
-    target = replace(target, dtype=dtype, max_shard_size=max_shard_size or MAX_SHARD_SIZE)
-    if mode in FORMERS:
-        work = _for_formers(checkpoint, target, with_optimizer)
-    elif with_optimizer:
-        work = _with_optimizer(checkpoint, target, degrees)
-    else:
-        plan = _plan(checkpoint, target, virtual_pp_degree)
-        work = _Work(target, {"": checkpoint}, plan, list(checkpoint.companions))
+    _check_arguments(input_path, output_path, wanted.mode, wanted.dtype)
+    work = _work(_open(input_path, output_path, wanted, tell), wanted)
     for name in work.carried:
-        check_own(checkpoint.folder / name)
-        check_contents(checkpoint.folder / name)
+        check_own(work.checkpoint.folder / name)
+        check_contents(work.checkpoint.folder / name)
     config = work.config()
     _check_space(output_path, work.nbytes)
     bar = _Bar(total=work.nbytes, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
     bar.alive = alive
     with bar, new_folder(output_path) as folder:
-        broken = _write(work, config, folder, bar, workers, checksums)
+        broken = _write(work, config, folder, bar, wanted.workers, wanted.checksums)
     if broken:
         tell(_not_finite(output_path, sorted(broken), work.plan.groups))
-    return _not_carried(work, with_optimizer or mode in FORMERS)
+    return _not_carried(work, wanted.with_optimizer or wanted.mode in FORMERS)
+
+
+def _open(input_path: Path, output_path: Path, wanted: Conversion, tell: Callable[[str], None]) -> Checkpoint:
+    """Return the input, compared with what it has for that, and with its adapter added."""
+    if input_path.is_dir():
+        if wanted.verify:
+            verify_checksums(input_path, wanted.workers)
+        Verification(wanted.verify_checkpoint, tell=tell if not wanted.verify else _silent).check(input_path)
+    checkpoint = open_checkpoint(input_path, wanted.num_attention_heads, wanted.num_key_value_heads)
+    _check_mode(checkpoint, wanted.mode, bool(wanted.lora_path))
+    if not wanted.lora_path:
+        return checkpoint
+    _check_not_around(Path(wanted.lora_path), output_path)
+    _check_merging(wanted.mode, wanted.with_optimizer)
+    Verification(wanted.verify_checkpoint, tell=tell).check(wanted.lora_path)
+    return with_adapter(checkpoint, open_adapter(wanted.lora_path, checkpoint.layout.family))
+
+
+def _work(checkpoint: Checkpoint, wanted: Conversion) -> _Work:
+    """Plan a conversion."""
+    layout = _target_layout(checkpoint, wanted.mode, wanted.fuse_attention_qkv, wanted.fuse_attention_ffn)
+    wanted.check_changes()
+    if wanted.with_optimizer and wanted.mode not in FORMERS:
+        target = _unified_target(layout, wanted.mode, wanted.format, wanted.dtype)
+    else:
+        target = _target(checkpoint, layout, wanted.mode, wanted.format, wanted.degrees)
+    target = replace(target, dtype=wanted.dtype, max_shard_size=wanted.max_shard_size or MAX_SHARD_SIZE)
+    if wanted.mode in FORMERS:
+        return _for_formers(checkpoint, target, wanted.with_optimizer)
+    if wanted.with_optimizer:
+        return _with_optimizer(checkpoint, target, wanted.degrees)
+    plan = _plan(checkpoint, target, wanted.virtual_pp_degree)
+    return _Work(target, {"": checkpoint}, plan, list(checkpoint.companions))
 
 
 class _Degrees(NamedTuple):

@@ -210,7 +210,9 @@ def test_without_config(tmp_path, rng):
     with pytest.raises(CheckpointError, match="follows from num_key_value_heads=4"):
         convert(tmp_path / "te", tmp_path / "out", "te2pd", num_attention_heads=4, progress=False)
     with pytest.raises(CheckpointError, match="no multiple of num_attention_heads=5"):
-        convert(tmp_path / "te", tmp_path / "out", "te2pd", 5, 1, progress=False)
+        convert(
+            tmp_path / "te", tmp_path / "out", "te2pd", num_attention_heads=5, num_key_value_heads=1, progress=False
+        )
     convert(tmp_path / "te", tmp_path / "out", "te2pd", num_attention_heads=4, num_key_value_heads=2, progress=False)
     assert_same(merged(tmp_path / "out"), model.native)
     assert not (tmp_path / "out" / "config.json").exists()
