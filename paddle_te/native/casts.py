@@ -1,10 +1,14 @@
-"""What kernels have in common that cast to fp8 with the transposed copy, in one pass (kernels/cast_tile.cuh).
+"""Launch kernels that cast to fp8 with the transposed copy, in one pass (kernels/cast_tile.cuh).
 
 Addresses are ints, of 16 bytes' alignment. Rows and columns are multiples of 16.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
@@ -13,8 +17,11 @@ _VECTORS, _PATCH_ROWS = 8, 4  # of a row of a tile, and the rows of which a thre
 
 
 class CastTarget(NamedTuple):
-    """Where a cast writes: data and transposed, of a DType in fp8 and of any size, 0 where one is not wanted; float32
-    amax, raised to the greatest magnitude before scaling; scale_inv, 1 / scale. scale: read; 0 for 1."""
+    """Where a cast writes.
+
+    data, transposed: of a DType in fp8 and of any size, 0 where one is not wanted. amax: float32, raised to the
+    greatest magnitude before scaling. scale_inv: 1 / scale. scale: read; 0 for 1.
+    """
 
     data: int
     transposed: int
@@ -23,14 +30,18 @@ class CastTarget(NamedTuple):
     scale_inv: int
 
     @classmethod
-    def only_amax(cls, amax):
+    def only_amax(cls, amax: int) -> CastTarget:
+        """Return the target that writes only the amax."""
         return cls(0, 0, 0, amax, 0)
 
 
 class Tiling(NamedTuple):
-    """How matrices are cut. tile_rows: of a block of threads. band: rows of tiles that are computed together, so that
-    what is written to the transposed copy at one time lies close together. blocks_per_sm: that the registers must
-    suffice for. tiles: beside each other that a block computes one after another."""
+    """How matrices are cut.
+
+    tile_rows: of a block of threads. band: rows of tiles that are computed together, so that what is written to the
+    transposed copy at one time lies close together. blocks_per_sm: the blocks for which the registers must suffice.
+    tiles: beside each other that a block computes one after another.
+    """
 
     tile_rows: int
     band: int
@@ -39,15 +50,18 @@ class Tiling(NamedTuple):
 
 
 class Form(NamedTuple):
-    """dtype: of what is read, a DType. float8: of what is written. rounded: whether the numbers are rounded to dtype
-    before they are measured and cast, as if they had been stored."""
+    """The numbers of a cast.
 
-    dtype: int
-    float8: int
+    dtype: of what is read, a DType. float8: of what is written. rounded: whether the numbers are rounded to dtype
+    before they are measured and cast, as if they had been stored.
+    """
+
+    dtype: DType
+    float8: DType
     rounded: bool = False
 
-    def defines(self, name, tiling):
-        """What a file of kernels is compiled with for a kernel of this name."""
+    def defines(self, name: str, tiling: Tiling) -> dict[str, Any]:
+        """Return the macros that a file of kernels is compiled with for a kernel of this name."""
         return dict(
             ELEMENT=ELEMENTS[self.dtype][0],
             FLOAT8=_FLOAT8[self.float8],
@@ -60,9 +74,21 @@ class Form(NamedTuple):
         )
 
 
-def launch(te, stream, name, file, form, tiling, sizes, arguments, **more):
-    """Runs the kernel `name` on Sources of `sizes` [(rows, columns)]. more: what the file is compiled with beside the
-    Form's `defines`."""
+def launch(
+    te: Shim,
+    stream: Stream,
+    name: str,
+    file: str,
+    form: Form,
+    tiling: Tiling,
+    sizes: Sequence[tuple[int, int]],
+    arguments: Iterable[int],
+    more: Mapping[str, str | int],
+) -> None:
+    """Run the kernel `name` on Sources of `sizes` [(rows, columns)].
+
+    more: macros that the file is compiled with beside the Form's `defines`.
+    """
     compiled = kernel(name, file, stream.capability, **form.defines(name, tiling), **more)
     width = _VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
     blocks = sum([-(-rows // tiling.tile_rows) * -(-columns // width) for rows, columns in sizes])
@@ -72,15 +98,26 @@ def launch(te, stream, name, file, form, tiling, sizes, arguments, **more):
 CAST_TILING = Tiling(128, 8, 6)
 
 
-def cast_transpose(te, stream, x, target, rows, cols, dtype, float8):
-    """x [rows, cols], row-major, cast to fp8 with its transposed copy, as TE's nvte_quantize does. target: a
-    CastTarget. dtype, float8: a Form's."""
+def cast_transpose(
+    te: Shim, stream: Stream, x: int, target: CastTarget, rows: int, cols: int, dtype: DType, float8: DType
+) -> None:
+    """Cast x [rows, cols], row-major, to fp8 with its transposed copy, as TE's nvte_quantize does.
+
+    dtype, float8: a Form's.
+    """
     kernel = "cast_transpose", "cast.cu", Form(dtype, float8), CAST_TILING
-    launch(te, stream, *kernel, [(rows, cols)], (x, *target, rows, cols), MATRICES=1)
+    launch(te, stream, *kernel, [(rows, cols)], (x, *target, rows, cols), {"MATRICES": 1})
 
 
-def cast_transpose_both(te, stream, first, second, dtype, float8):
-    """`cast_transpose` of two matrices by one kernel. first, second: (x, target, rows, cols) of each."""
+def cast_transpose_both(
+    te: Shim,
+    stream: Stream,
+    first: tuple[int, CastTarget, int, int],
+    second: tuple[int, CastTarget, int, int],
+    dtype: DType,
+    float8: DType,
+) -> None:
+    """Do `cast_transpose` of two matrices by one kernel. first, second: (x, target, rows, cols) of each."""
     kernel, both = ("cast_transpose_both", "cast.cu", Form(dtype, float8), CAST_TILING), (first, second)
     arguments = [number for x, target, *size in both for number in (x, *target, *size)]
-    launch(te, stream, *kernel, [size for _, _, *size in both], arguments, MATRICES=2)
+    launch(te, stream, *kernel, [(rows, cols) for _, _, rows, cols in both], arguments, {"MATRICES": 2})

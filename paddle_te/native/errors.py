@@ -1,5 +1,6 @@
 """Errors of this package's native part."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -13,7 +14,7 @@ class Problem(NamedTuple):
 class BackendUnavailable(RuntimeError):
     """Transformer Engine cannot run here. The message lists every missing condition with its remedy."""
 
-    def __init__(self, problems):
+    def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
         lines = [f"  {i}. {what}\n     remedy: {remedy}" for i, (what, remedy) in enumerate(self.problems, 1)]
         super().__init__("\n".join(["Transformer Engine cannot run here:", *lines]))

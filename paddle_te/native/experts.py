@@ -1,12 +1,15 @@
-"""From tokens to the rows of their experts and back (kernels/experts.cu).
+"""Move tokens to the rows of their experts and back (kernels/experts.cu).
 
 Addresses are ints; tensors are contiguous. routing_map: bytes [tokens, experts]. The rows of an expert are its tokens
 in their order, then padding up to a multiple; the experts' rows follow each other.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.types import DType
 
 _BLOCK, _MOST_EXPERTS = 256, 1024
 _ZEROING_BLOCKS = 8  # of an expert
@@ -34,14 +37,16 @@ class Places(NamedTuple):
     prob_of: int
 
 
-def most_rows(tokens, experts, topk, multiple):
-    """Rows that tokens with `topk` experts each can need at most."""
+def most_rows(tokens: int, experts: int, topk: int, multiple: int) -> int:
+    """Return the rows that tokens with `topk` experts each can need at most."""
     filled = min(experts, tokens * topk)  # experts that have rows
     return (tokens * topk + filled * (multiple - 1)) // multiple * multiple
 
 
-def place(te, stream, routing_map, probs, places, sizes, columns):
-    """Fills Places. probs: float32 [tokens, experts]. columns: of the three kinds of rows."""
+def place(
+    te: Shim, stream: Stream, routing_map: int, probs: int, places: Places, sizes: Sizes, columns: Sequence[int]
+) -> None:
+    """Fill Places. probs: float32 [tokens, experts]. columns: of the three kinds of rows."""
     tokens, experts, rows, multiple = sizes
     if experts > _MOST_EXPERTS:
         raise ValueError(f"backend transformer_engine: {experts} experts; its kernels take up to {_MOST_EXPERTS}")
@@ -51,34 +56,49 @@ def place(te, stream, routing_map, probs, places, sizes, columns):
     te.launch(fill, experts, _BLOCK, 0, stream, routing_map, probs, *places, tokens, experts, rows, *columns)
 
 
-def offsets(te, stream, counts, first, second, experts, *columns):
-    """first, second: int64 [experts + 1], where the experts' rows begin, for two numbers of columns."""
+def offsets(te: Shim, stream: Stream, counts: int, first: int, second: int, experts: int, *columns: int) -> None:
+    """Write where the experts' rows begin for two numbers of columns to first and second, int64 [experts + 1]."""
     function = kernel("experts_offsets", "experts.cu", stream.capability)
     te.launch(function, 1, _BLOCK, 0, stream, counts, first, second, experts, *columns)
 
 
-def gather(te, stream, x, places, y, sizes, columns, dtype):
-    """y [rows, columns] = the tokens' rows of x [tokens, columns], zeros for padding. columns: a multiple of 16
-    bytes."""
+def gather(te: Shim, stream: Stream, x: int, places: Places, y: int, sizes: Sizes, columns: int, dtype: DType) -> None:
+    """Write the tokens' rows of x [tokens, columns] to y [rows, columns], zeros for padding.
+
+    columns: a multiple of 16 bytes.
+    """
     function = kernel(f"experts_gather_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
     te.launch(function, sizes.rows, _BLOCK, 0, stream, x, places.token_of, y, sizes.tokens, columns)
 
 
-def combine(te, stream, rows, routing_map, places, residual, out, sizes, columns, dtype):
-    """out [tokens, columns] = residual, 0 for none, + the sum of each token's rows, in float32 and rounded once."""
+def combine(
+    te: Shim,
+    stream: Stream,
+    rows: int,
+    routing_map: int,
+    places: Places,
+    residual: int,
+    out: int,
+    sizes: Sizes,
+    columns: int,
+    dtype: DType,
+) -> None:
+    """Write residual, 0 for none, plus the sum of each token's rows to out [tokens, columns], in float32, rounded once."""
     function = kernel(f"experts_combine_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
     given = rows, routing_map, places.place, residual, out, sizes.experts, columns
     te.launch(function, sizes.tokens, _BLOCK, 0, stream, *given)
 
 
-def scatter_probs(te, stream, of_rows, routing_map, places, dprobs, sizes):
-    """dprobs [tokens, experts] = of_rows [rows] where the token has the expert, else 0; float32."""
+def scatter_probs(
+    te: Shim, stream: Stream, of_rows: int, routing_map: int, places: Places, dprobs: int, sizes: Sizes
+) -> None:
+    """Write of_rows [rows] to dprobs [tokens, experts] where the token has the expert, else 0; float32."""
     numbers = sizes.tokens * sizes.experts
     function = kernel("experts_probs", "experts.cu", stream.capability)
     te.launch(function, -(-numbers // _BLOCK), _BLOCK, 0, stream, of_rows, routing_map, places.place, dprobs, numbers)
 
 
-def zero_empty(te, stream, gradients, counts, experts, size):
-    """Zeroes what experts without rows have of gradients, of `size` bytes each, a multiple of 16."""
+def zero_empty(te: Shim, stream: Stream, gradients: int, counts: int, experts: int, size: int) -> None:
+    """Zero the gradients of experts without rows, of `size` bytes each, a multiple of 16."""
     function, blocks = kernel("experts_zero_empty", "experts.cu", stream.capability), _ZEROING_BLOCKS
     te.launch(function, experts * blocks, _BLOCK, 0, stream, gradients, counts, blocks, size)

@@ -1,9 +1,11 @@
-"""Finds and loads Transformer Engine and the CUDA libraries under it.
+"""Find and load Transformer Engine and the CUDA libraries under it.
 
 One copy of each library per process: kernels launched through a second libcudart silently do nothing, and a second
 cuDNN disables fused attention. So each is looked up by SONAME among those already loaded, then in the `nvidia` pip
 packages, then where the system's loader finds it.
 """
+
+from __future__ import annotations
 
 import ctypes
 import glob
@@ -13,6 +15,9 @@ import mmap
 import os
 import re
 import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TypedDict
 
 from paddle_te.native.errors import BackendUnavailable, Problem
 
@@ -37,41 +42,51 @@ OTHERS = {
 }
 
 _lock = threading.RLock()
-_loaded = {}  # name -> ctypes.CDLL, filled by the first load that succeeds
 
 
-def load(fp8=False):
-    """The extension module `_shim`, bound to the loaded libraries.
+class LoadedLibrary(TypedDict):
+    """A native library in this process. A duplicate means wrong results sooner or later: remove one of its paths."""
+
+    version: str | None
+    paths: list[str]
+    duplicate: bool
+
+
+_loaded: dict[str, ctypes.CDLL] = {}  # name -> ctypes.CDLL, filled by the first load that succeeds
+
+
+def load(fp8: bool = False) -> ModuleType:
+    """Return the extension module `_shim`, bound to the loaded libraries.
 
     fp8: require GPUs that compute in fp8. Raises BackendUnavailable listing every missing condition.
     """
     problems = diagnose(fp8) if fp8 or not _loaded else []
     if problems:
         raise BackendUnavailable(problems)
-    from paddle_te.native import _shim
+    from paddle_te.native import _shim  # type: ignore[attr-defined]  # compiled
 
     return _shim
 
 
-def loaded(name):
-    """ctypes.CDLL of a library that `load` has loaded, such as "nvrtc"."""
+def loaded(name: str) -> ctypes.CDLL:
+    """Return the library that `load` has loaded, such as "nvrtc"."""
     return _loaded[name]
 
 
-def cudnn_version():
-    """(major, minor) of the cuDNN that `load` has loaded."""
+def cudnn_version() -> tuple[int, int]:
+    """Return (major, minor) of the cuDNN that `load` has loaded."""
     number = loaded("cudnn").cudnnGetVersion()
     return number // 10000, number // 100 % 100
 
 
-def cublas_version():
-    """(major, minor) of the cuBLASLt that `load` has loaded."""
+def cublas_version() -> tuple[int, int]:
+    """Return (major, minor) of the cuBLASLt that `load` has loaded."""
     number = loaded("cublasLt").cublasLtGetVersion()
     return number // 10000, number // 100 % 100
 
 
-def diagnose(fp8=False):
-    """Every condition that keeps Transformer Engine from running here, as a list of Problem; empty: `load` works.
+def diagnose(fp8: bool = False) -> list[Problem]:
+    """Return every condition that keeps Transformer Engine from running here; none: `load` works.
 
     Never raises. Loads the libraries when nothing is missing as seen from outside.
     """
@@ -92,13 +107,10 @@ def diagnose(fp8=False):
         return [Problem(f"the check itself failed: {type(e).__name__}: {e}", "report this as a bug")]
 
 
-def report():
-    """{name: {"version": str or None, "paths": [str], "duplicate": bool}} of the native libraries in this process.
-
-    From /proc/self/maps. A duplicate means wrong results sooner or later: remove one of its paths.
-    """
+def report() -> dict[str, LoadedLibrary]:
+    """Return the native libraries in this process by name, from /proc/self/maps."""
     pattern = re.compile(r"(/\S*/lib(transformer_engine|cuda|cudart|cublasLt|cublas|nvrtc|nccl|cudnn\w*)\.so\S*)")
-    found = {}
+    found: dict[str, set[str]] = {}
     with open("/proc/self/maps") as maps:
         for path, name in pattern.findall(maps.read()):
             found.setdefault(name, set()).add(os.path.realpath(path))
@@ -111,8 +123,8 @@ def report():
 # ---- Transformer Engine ----------------------------------------------------------------------------------------
 
 
-def find_transformer_engine():
-    """(path of libtransformer_engine.so or None, problems)."""
+def find_transformer_engine() -> tuple[str | None, list[Problem]]:
+    """Return the path of libtransformer_engine.so or None, and problems."""
     path = os.environ.get(LIBRARY_VARIABLE)
     if path:
         if not os.path.isfile(path):
@@ -127,11 +139,11 @@ def find_transformer_engine():
     return None, [Problem("Transformer Engine's library (libtransformer_engine.so) is not installed", remedy)]
 
 
-def _te_remedy():
+def _te_remedy() -> str:
     return f"pip install 'transformer-engine-cu13~={SUPPORTED}.0' (-cu12 where Paddle and the driver are CUDA 12's)"
 
 
-def _te_version_problems(path):
+def _te_version_problems(path: str) -> list[Problem]:
     version = transformer_engine_version(path)
     if os.environ.get(ANY_VERSION_VARIABLE) == "1" or (version and re.match(rf"{re.escape(SUPPORTED)}\b", version)):
         return []
@@ -140,8 +152,8 @@ def _te_version_problems(path):
     return [Problem(f"{what}; {SUPPORTED}.x is needed", remedy)]
 
 
-def transformer_engine_version(path):
-    """Version of the distribution that the library at `path` was installed from, or None."""
+def transformer_engine_version(path: str) -> str | None:
+    """Return the version of the distribution that the library at `path` was installed from, or None."""
     folder = os.path.realpath(path)
     while folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
@@ -151,8 +163,11 @@ def transformer_engine_version(path):
     return None
 
 
-def cuda_major(te_path):
-    """CUDA major version that the library was built for, from the cuBLAS it names. Raises OSError if it names none."""
+def cuda_major(te_path: str) -> int:
+    """Return the CUDA major version that the library was built for, from the cuBLAS it names.
+
+    Raises OSError if it names none.
+    """
     with open(te_path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for major in (12, 13):
             if content.find(b"\0libcublas.so.%d\0" % major) >= 0:
@@ -163,10 +178,12 @@ def cuda_major(te_path):
 # ---- CUDA ------------------------------------------------------------------------------------------------------
 
 
-def find_cuda_libraries(cuda):
-    """({name: path or SONAME}, problems) of the libraries that TE built for CUDA major version `cuda` needs."""
+def find_cuda_libraries(cuda: int) -> tuple[dict[str, str | None], list[Problem]]:
+    """Return {name: path or SONAME} of the libraries that TE built for this CUDA major version needs, and problems."""
     wanted = {name: (package, f"lib{name}.so.{cuda}") for name, package in TOOLKIT.items()} | OTHERS
-    paths, problems, missing = {}, [], {}
+    paths: dict[str, str | None] = {}
+    problems: list[Problem] = []
+    missing: dict[str, list[str]] = {}
     for name, (package, soname) in wanted.items():
         other = f"lib{name}.so.{25 - cuda}"
         if name in TOOLKIT and _is_loaded(other) and not _is_loaded(soname):
@@ -182,26 +199,26 @@ def find_cuda_libraries(cuda):
     return paths, problems
 
 
-def _requirement(package, cuda):
-    """The pip requirement: from CUDA 13 on, the toolkit's packages carry the major version in their version."""
+def _requirement(package: str, cuda: int) -> str:
+    """Return the pip requirement: from CUDA 13 on, the toolkit's packages carry the major version in their version."""
     return f"{package}=={cuda}.*" if cuda >= 13 and package in TOOLKIT.values() else f"{package}-cu{cuda}"
 
 
-def _is_loaded(soname):
+def _is_loaded(soname: str) -> bool:
     try:
         return bool(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
     except OSError:
         return False
 
 
-def nvidia_folders():
-    """Folders of the `nvidia` pip packages on sys.path."""
+def nvidia_folders() -> list[str]:
+    """Return the folders of the `nvidia` pip packages on sys.path."""
     spec = importlib.util.find_spec("nvidia")
     return list(spec.submodule_search_locations or []) if spec else []
 
 
-def _find(soname):
-    """What to pass to dlopen for `soname`, or None."""
+def _find(soname: str) -> str | None:
+    """Return what to pass to dlopen for `soname`, or None."""
     if _is_loaded(soname):
         return soname
     for folder in nvidia_folders():
@@ -215,37 +232,37 @@ def _find(soname):
         return path if os.path.isfile(path) else None
 
 
-def include_folder(cuda):
-    """Folder of CUDA's headers, which TE's run-time compiled kernels (norms, transposes) include; or None."""
+def include_folder(cuda: int) -> str | None:
+    """Return the folder of CUDA's headers, which TE's run-time compiled kernels include; or None."""
     folders = [os.environ.get("NVTE_CUDA_INCLUDE_DIR", "")]
     folders += [os.path.join(f, sub, "include") for f in nvidia_folders() for sub in (f"cu{cuda}", "cuda_runtime")]
     folders += [os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include"), "/usr/local/cuda/include"]
     return next((f for f in folders if os.path.isfile(os.path.join(f, "cuda_runtime.h"))), None)
 
 
-def _header_problems(cuda):
+def _header_problems(cuda: int) -> list[Problem]:
     if include_folder(cuda):
         return []
     remedy = f"pip install '{_requirement('nvidia-cuda-runtime', cuda)}', or set NVTE_CUDA_INCLUDE_DIR to their folder"
     return [Problem("CUDA's headers (cuda_runtime.h), which Transformer Engine's kernels need, are not found", remedy)]
 
 
-def driver():
-    """libcuda as ctypes.CDLL, initialised. Raises OSError where there is none or it finds no GPU."""
+def driver() -> ctypes.CDLL:
+    """Return libcuda, initialised. Raises OSError where there is none or it finds no GPU."""
     cuda = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     code = cuda.cuInit(0)
     if code:
         text = ctypes.c_char_p(b"unknown error")
         cuda.cuGetErrorString(code, ctypes.byref(text))
-        raise OSError(f"cuInit: {text.value.decode()}")
+        raise OSError(f"cuInit: {(text.value or b'').decode()}")
     return cuda
 
 
-def gpus():
-    """[(major, minor)]: compute capabilities of the visible GPUs. Raises OSError as `driver` does."""
+def gpus() -> list[tuple[int, int]]:
+    """Return [(major, minor)]: compute capabilities of the visible GPUs. Raises OSError as `driver` does."""
     cuda, value = driver(), ctypes.c_int()
 
-    def attribute(number, device):
+    def attribute(number: int, device: int) -> int:
         cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
         return value.value
 
@@ -254,8 +271,8 @@ def gpus():
     return [(attribute(major, i), attribute(minor, i)) for i in range(value.value)]
 
 
-def gpu_problems(fp8=False):
-    """Problems of the driver and of the visible GPUs."""
+def gpu_problems(fp8: bool = False) -> list[Problem]:
+    """Return the problems of the driver and of the visible GPUs."""
     try:
         capabilities = gpus()
     except OSError as e:
@@ -271,8 +288,8 @@ def gpu_problems(fp8=False):
     return [Problem(what.format(*oldest, "fp8" if fp8 else "Transformer Engine", *needed), remedy)]
 
 
-def _driver_problems(cuda):
-    """A driver older than the libraries; without any driver `gpu_problems` has said so."""
+def _driver_problems(cuda: int) -> list[Problem]:
+    """Return the problem of a driver older than the libraries; without any driver `gpu_problems` has said so."""
     try:
         version = ctypes.c_int()
         driver().cuDriverGetVersion(ctypes.byref(version))
@@ -289,16 +306,17 @@ def _driver_problems(cuda):
 # ---- loading ---------------------------------------------------------------------------------------------------
 
 
-def _extension_problems():
+def _extension_problems() -> list[Problem]:
     if importlib.util.find_spec("paddle_te.native._shim"):
         return []
     return [Problem("the compiled extension paddle_te.native._shim is missing", "build it: pip install . (needs g++)")]
 
 
-def _open_all(te, paths, cuda):
-    """Opens everything, checks what only then can be checked, binds the extension. Returns problems."""
+def _open_all(te: str, paths: Mapping[str, str | None], cuda: int) -> list[Problem]:
+    """Open everything, check what only then can be checked, bind the extension. Return problems."""
     opened = {"cuda": driver()}
-    os.environ.setdefault("NVTE_CUDA_INCLUDE_DIR", include_folder(cuda))
+    if folder := include_folder(cuda):  # `_header_problems` has said where there is none
+        os.environ.setdefault("NVTE_CUDA_INCLUDE_DIR", folder)
     for name, path in [*paths.items(), ("transformer_engine", te)]:
         try:
             # Lazily: TE names functions that cuBLAS has from 13.2 on. Globally: TE looks NVRTC's up that way.
@@ -320,7 +338,7 @@ def _open_all(te, paths, cuda):
         problems.append(Problem(f"cuDNN {_dotted(cudnn)} is too old, {_dotted(MIN_CUDNN)} is needed", remedy))
     if problems:
         return problems
-    from paddle_te.native import _shim
+    from paddle_te.native import _shim  # type: ignore[attr-defined]  # compiled
 
     try:
         _shim.bind(*(opened[name]._handle for name in ("transformer_engine", "cudart", "cuda")))
@@ -330,25 +348,28 @@ def _open_all(te, paths, cuda):
     return []
 
 
-def _open_nvrtc_builtins():
-    """NVRTC opens this library by its bare name at its first compilation: in pip's packages nothing would find it."""
+def _open_nvrtc_builtins() -> None:
+    """Open the library that NVRTC opens by its bare name at its first compilation.
+
+    It would not be found in pip's packages.
+    """
     for path in report().get("nvrtc", {"paths": []})["paths"]:
         for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*")):
             ctypes.CDLL(builtins, mode=os.RTLD_LAZY)
 
 
-def _dotted(number):
-    """Version of cuDNN, cuBLASLt or NCCL from their number."""
+def _dotted(number: int) -> str:
+    """Return the version of cuDNN, cuBLASLt or NCCL from their number."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def _cuda_dotted(number):
-    """Version of the CUDA runtime or driver from their number."""
+def _cuda_dotted(number: int) -> str:
+    """Return the version of the CUDA runtime or driver from their number."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _version(name, path):
-    """Version of the library loaded from `path`, asked of itself where it can say; else None."""
+def _version(name: str, path: str) -> str | None:
+    """Return the version of the library loaded from `path`, asked of itself where it can say; else None."""
     if name == "transformer_engine":
         return transformer_engine_version(path)
     try:

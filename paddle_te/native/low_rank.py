@@ -1,20 +1,28 @@
-"""The factors of low-rank products, packed into two matrices, and their gradients (kernels/low_rank.cu).
+"""Pack the factors of low-rank products into two matrices, and unpack their gradients (kernels/low_rank.cu).
 
 Addresses are ints; all tensors have one DType and are contiguous.
 """
 
+from __future__ import annotations
+
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.types import DType
 
 PARTS = 3  # the most that there may be
 _BLOCK, _MULTIPLE = 256, 8
 
 
 class Sizes(NamedTuple):
-    """inputs, outputs: columns of x and of the output. r: columns of each part's A. width: of all A side by side,
-    rounded up so that GEMMs read whole vectors."""
+    """The sizes of the packed matrices.
+
+    inputs, outputs: columns of x and of the output. r: columns of each part's A. width: of all A side by side, rounded
+    up so that GEMMs read whole vectors.
+    """
 
     inputs: int
     outputs: int
@@ -22,13 +30,16 @@ class Sizes(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, inputs, outputs, r, parts):
+    def of(cls, inputs: int, outputs: int, r: int, parts: int) -> Sizes:
+        """Return the Sizes of so many parts."""
         return cls(inputs, outputs, r, -(-parts * r // _MULTIPLE) * _MULTIPLE)
 
 
 class Part(NamedTuple):
-    """a, b: addresses of A [inputs, r] and B [r, size]. start: its first column in the output. In `unpack` these are
-    their gradients', 0 for one that is not wanted."""
+    """The addresses of A [inputs, r] and B [r, size], and the first column of the part in the output.
+
+    In `unpack` a and b are their gradients', 0 for one that is not wanted.
+    """
 
     a: int
     b: int
@@ -36,18 +47,34 @@ class Part(NamedTuple):
     size: int
 
 
-def pack(te, stream, parts, a, b, sizes, factor, dtype):
-    """a [inputs, width] = the A of up to PARTS parts side by side, b [width, outputs] = factor · their B, each in rows
-    and columns of its own; the rest is zeros."""
+def pack(
+    te: Shim, stream: Stream, parts: Sequence[Part], a: int, b: int, sizes: Sizes, factor: float, dtype: DType
+) -> None:
+    """Write a [inputs, width], the A of up to PARTS parts side by side, and b [width, outputs], factor · their B.
+
+    Each B is in rows and columns of its own; the rest is zeros.
+    """
     _launch("pack", te, stream, parts, a, b, sizes, factor, dtype)
 
 
-def unpack(te, stream, parts, a, b, sizes, factor, dtype):
-    """The parts' gradients from those of `pack`'s a and b."""
+def unpack(
+    te: Shim, stream: Stream, parts: Sequence[Part], a: int, b: int, sizes: Sizes, factor: float, dtype: DType
+) -> None:
+    """Write the parts' gradients from those of `pack`'s a and b."""
     _launch("unpack", te, stream, parts, a, b, sizes, factor, dtype)
 
 
-def _launch(name, te, stream, parts, a, b, sizes, factor, dtype):
+def _launch(
+    name: str,
+    te: Shim,
+    stream: Stream,
+    parts: Sequence[Part],
+    a: int,
+    b: int,
+    sizes: Sizes,
+    factor: float,
+    dtype: DType,
+) -> None:
     function = kernel(f"{name}_{ELEMENTS[dtype][0]}", "low_rank.cu", stream.capability)
     parts = [*parts, *[Part(0, 0, 0, 0)] * (PARTS - len(parts))]
     (bits,) = struct.unpack("<I", struct.pack("<f", factor))

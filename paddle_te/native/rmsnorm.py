@@ -1,14 +1,17 @@
-"""RMSNorm in fp8 with the transposed copy, in two kernels: of the rows' statistics (kernels/rmsnorm_statistics.cu), and
-of the norm and its cast (kernels/rmsnorm_cast.cu). x is read twice, what is written is in fp8.
+"""Compute RMSNorm in fp8 with the transposed copy, in two kernels.
 
-Addresses and sizes are as in `casts`. The results have the bits of TE's functions for hidden sizes of which these have
+One is of the rows' statistics (kernels/rmsnorm_statistics.cu), one of the norm and its cast (kernels/rmsnorm_cast.cu).
+x is read twice, what is written is in fp8.
+
+Addresses and sizes are as in `casts`. The results have the bits of TE's functions for hidden sizes for which these have
 kernels of their own, see `takes`. gamma: x's dtype, [hidden]; 1 + gamma with zero_centered. rsigma: float32 [rows].
 """
 
 import struct
 
 from paddle_te.native import casts
-from paddle_te.native.casts import Form, Tiling
+from paddle_te.native.casts import CastTarget, Form, Tiling
+from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
@@ -18,15 +21,30 @@ CAST_TILING = Tiling(128, 8, 6)
 _WARPS_OF_BLOCK = 4
 
 
-def takes(hidden, dtype):
-    """Whether these functions have TE's bits."""
+def takes(hidden: int, dtype: DType) -> bool:
+    """Return whether these functions have TE's bits."""
     return hidden in WARPS and dtype in (DType.BFLOAT16, DType.FLOAT16)
 
 
-def statistics(te, stream, x, gamma, rsigma, amax, copy, rows, hidden, dtype, epsilon, zero_centered):
-    """rsigma = 1 / sqrt(mean(x²) + epsilon) of each row. amax: the address of a number that is raised to the greatest
-    magnitude of the norm, rounded to dtype, as if that had been stored; 0 for none. copy: where x is
-    written a second time, of x's dtype and size; 0 for nowhere."""
+def statistics(
+    te: Shim,
+    stream: Stream,
+    x: int,
+    gamma: int,
+    rsigma: int,
+    amax: int,
+    copy: int,
+    rows: int,
+    hidden: int,
+    dtype: DType,
+    epsilon: float,
+    zero_centered: bool,
+) -> None:
+    """Write rsigma = 1 / sqrt(mean(x²) + epsilon) of each row.
+
+    amax: the address of a number that is raised to the greatest magnitude of the norm, rounded to dtype, as if that had
+    been stored; 0 for none. copy: where x is written a second time, of x's dtype and size; 0 for nowhere.
+    """
     element, warps = ELEMENTS[dtype][0], WARPS[hidden]
     options = dict(ELEMENT=element, HIDDEN=hidden, WARPS=warps, NAME="rmsnorm_statistics")
     compiled = kernel("rmsnorm_statistics", "rmsnorm_statistics.cu", stream.capability, **options)
@@ -36,9 +54,21 @@ def statistics(te, stream, x, gamma, rsigma, amax, copy, rows, hidden, dtype, ep
     te.launch(compiled, blocks, 32 * _WARPS_OF_BLOCK, 0, stream, *arguments)
 
 
-def cast_transpose(te, stream, x, gamma, rsigma, target, rows, hidden, dtype, float8, zero_centered, rounded=False):
-    """x · rsigma · gamma, cast to fp8 with its transposed copy. target: a CastTarget. dtype, float8, rounded: a
-    Form's."""
+def cast_transpose(
+    te: Shim,
+    stream: Stream,
+    x: int,
+    gamma: int,
+    rsigma: int,
+    target: CastTarget,
+    rows: int,
+    hidden: int,
+    dtype: DType,
+    float8: DType,
+    zero_centered: bool,
+    rounded: bool = False,
+) -> None:
+    """Write x · rsigma · gamma, cast to fp8 with its transposed copy. dtype, float8, rounded: a Form's."""
     cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
     arguments = x, gamma, rsigma, *target, rows, hidden, zero_centered
-    casts.launch(te, stream, *cast, [(rows, hidden)], arguments)
+    casts.launch(te, stream, *cast, [(rows, hidden)], arguments, {})

@@ -1,8 +1,11 @@
-"""Our own CUDA kernels, compiled at run time by NVRTC, which Transformer Engine needs anyway: no CUDA at build time."""
+"""Compile our own CUDA kernels at run time by NVRTC, which Transformer Engine needs anyway: no CUDA at build time."""
+
+from __future__ import annotations
 
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paddle_te.native import library
 from paddle_te.native.errors import TransformerEngineError
@@ -14,38 +17,45 @@ ELEMENTS = {DType.BFLOAT16: ("bfloat16", 8), DType.FLOAT16: ("float16", 8), DTyp
 
 
 @cache
-def kernel(name, file, capability, **defines):
-    """The Kernel `name` of `file` (in this folder) for GPUs of compute capability (major, minor), for `_shim.launch`.
-    defines: macros that the file leaves open, to be compiled with these only. Call `native.load` first.
-    Raises TransformerEngineError with the compiler's log."""
+def kernel(name: str, file: str, capability: tuple[int, int], **defines: object) -> Kernel:
+    """Return the Kernel `name` of `file` (in this folder), for `_shim.launch`. Call `native.load` first.
+
+    capability: the GPUs' compute capability (major, minor). defines: macros that the file leaves open, to be compiled
+    with these only. Raises TransformerEngineError with the compiler's log.
+    """
     module, handle = _module(file, capability, **defines), ctypes.c_void_p()
     _check(library.driver().cuLibraryGetKernel(ctypes.byref(handle), module, name.encode()), f"no kernel {name}")
-    return Kernel(handle.value, name)
+    return Kernel(handle.value or 0, name)
 
 
 class Kernel(int):
     """The address of a CUkernel, which is shown by its name."""
 
-    def __new__(cls, address, name):
+    name: str
+
+    def __new__(cls, address: int, name: str) -> Kernel:
         kernel = super().__new__(cls, address)
         kernel.name = name
         return kernel
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.name
 
 
 @cache
-def _module(file, capability, **defines):
-    """A CUlibrary, which unlike a CUmodule belongs to no context; kept for the life of the process."""
+def _module(file: str, capability: tuple[int, int], **defines: object) -> ctypes.c_void_p:
+    """Return a CUlibrary, which unlike a CUmodule belongs to no context; kept for the life of the process."""
     image, module = compile_cubin(library.loaded("nvrtc"), file, capability, **defines), ctypes.c_void_p()
     load = library.driver().cuLibraryLoadData
     _check(load(ctypes.byref(module), image, None, None, 0, None, None, 0), f"the driver does not load {file}")
     return module
 
 
-def compile_cubin(nvrtc, file, capability, **defines):
-    """`file` compiled to machine code (bytes): not to PTX, which a driver older than NVRTC would not take."""
+def compile_cubin(nvrtc: Any, file: str, capability: tuple[int, int], **defines: object) -> bytes:
+    """Return `file` compiled to machine code: not to PTX, which a driver older than NVRTC would not take.
+
+    nvrtc: its ctypes.CDLL.
+    """
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     headers = sorted(FOLDER.glob("*.cuh"))
     names, texts = [path.name.encode() for path in headers], [path.read_bytes() for path in headers]
@@ -69,6 +79,6 @@ def compile_cubin(nvrtc, file, capability, **defines):
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _check(code, what):
+def _check(code: int, what: str) -> None:
     if code:
         raise TransformerEngineError(f"{what} (error {code})")
