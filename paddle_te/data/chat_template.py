@@ -129,8 +129,8 @@ class Renderer:
         # -I: neither the working folder nor the environment's variables decide which modules the process finds
         command = [sys.executable, "-I", template_process.__file__]
         # what it says where it dies is for nobody: its status tells
-        quiet = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self._process = subprocess.Popen(command, **quiet)
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet)
         try:
             (answer,) = self._ask([{"templates": self.template.sources}])
             if "error" in answer:
@@ -184,6 +184,7 @@ class Renderer:
 
     def _ask(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         # The process reads all requests before it answers, and its pipe holds what it writes until we read it.
+        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(requests).encode() + b"\n")
             self._process.stdin.flush()
@@ -192,6 +193,7 @@ class Renderer:
         return [self._answer() for _ in requests]
 
     def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else {"error": self._died(), "turn": None}
 

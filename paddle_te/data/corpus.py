@@ -12,8 +12,10 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paddle_te.files import open_file, read_file
 
@@ -34,10 +36,10 @@ class Index:
     """What PREFIX.idx says, mapped from the file. sizes: tokens of each entry; pointers: where it begins in PREFIX.bin,
     in bytes; documents: the first entry of each document, and the end."""
 
-    dtype: np.dtype
-    sizes: np.ndarray
-    pointers: np.ndarray
-    documents: np.ndarray
+    dtype: np.dtype[Any]
+    sizes: npt.NDArray[Any]
+    pointers: npt.NDArray[Any]
+    documents: npt.NDArray[Any]
 
     @property
     def bytes(self) -> int:
@@ -45,7 +47,7 @@ class Index:
         return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self.sizes) else 0
 
 
-def find_data(input_dir: str | None) -> list:
+def find_data(input_dir: str | None) -> list[str | float]:
     """What PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
 
     Raises:
@@ -58,7 +60,9 @@ def find_data(input_dir: str | None) -> list:
         prefixes = sorted(str(path.with_suffix("")) for path in Path(input_dir).glob("*.idx"))
         if not prefixes:
             raise CorpusError(f"no .idx file in the folder {input_dir}: {HOW}")
-        data = prefixes if len(prefixes) == 1 else [item for prefix in prefixes for item in (1.0, prefix)]
+        data: list[str | float] = [*prefixes]
+        if len(prefixes) > 1:
+            data = [item for prefix in prefixes for item in (1.0, prefix)]
     elif len(parts := input_dir.split()) > 1:
         data, prefixes = _weights_and_prefixes(parts), parts[1::2]
     else:
@@ -79,7 +83,7 @@ def check_files(prefix: str) -> None:
         raise CorpusError(f"{prefix}.lsm is a mask of the loss, which pretraining here does not apply: remove it")
 
 
-def _weights_and_prefixes(parts: list[str]) -> list:
+def _weights_and_prefixes(parts: list[str]) -> list[str | float]:
     try:
         weights = [float(part) for part in parts[::2]]
     except ValueError:
@@ -89,7 +93,7 @@ def _weights_and_prefixes(parts: list[str]) -> list:
     return [item for pair in zip(weights, parts[1::2], strict=True) for item in pair]
 
 
-def read_index(prefix: str | os.PathLike) -> Index:
+def read_index(prefix: str | os.PathLike[str]) -> Index:
     """PREFIX.idx, compared in full with itself and with the length of PREFIX.bin. A process does so once for each state
     of the files.
 
@@ -110,7 +114,7 @@ def read_index(prefix: str | os.PathLike) -> Index:
     return index
 
 
-_checked: dict[str, tuple[list, Index]] = {}
+_checked: dict[str, tuple[list[tuple[int, int]], Index]] = {}
 
 
 def _map(path: str, size: int) -> Index:
@@ -158,12 +162,12 @@ def _wrong_documents(index: Index) -> str | None:
     return None
 
 
-def _first(wrong: np.ndarray) -> int | None:
+def _first(wrong: npt.NDArray[Any]) -> int | None:
     """The place of the first that is true."""
     return int(wrong.argmax()) if wrong.any() else None
 
 
-def tokens(prefix: str, index: Index) -> np.ndarray:
+def tokens(prefix: str, index: Index) -> npt.NDArray[Any]:
     """All token ids of a corpus, mapped from PREFIX.bin: its documents one after another."""
     return np.memmap(f"{prefix}.bin", index.dtype, "r") if index.bytes else np.zeros(0, index.dtype)
 
@@ -177,12 +181,12 @@ def check_vocabulary(prefix: str, index: Index, vocab_size: int) -> None:
     _check_ids(f"{prefix}.bin", beginning if largest is None else np.array([beginning[0], largest]), vocab_size)
 
 
-def check_sequences(sequences: np.ndarray, vocab_size: int) -> None:
+def check_sequences(sequences: npt.NDArray[Any], vocab_size: int) -> None:
     """Refuses token ids that a model does not have, in what was read of a corpus. Raises CorpusError."""
     _check_ids("the corpus", sequences, vocab_size)
 
 
-def _check_ids(where: str, ids: np.ndarray, vocab_size: int) -> None:
+def _check_ids(where: str, ids: npt.NDArray[Any], vocab_size: int) -> None:
     ends = (ids.max(), ids.min()) if ids.size else ()
     wrong = next((int(end) for end in ends if not 0 <= end < vocab_size), None)
     if wrong is not None:

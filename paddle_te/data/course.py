@@ -1,10 +1,17 @@
-"""Which samples each step of a run reads, whatever its batch size was before it was resumed."""
+"""Say which samples each step of a run reads, whatever its batch size was before it was resumed."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from paddle_te.data.fillers import filled
+
+Order: TypeAlias = Callable[[int], Sequence[int] | npt.NDArray[np.int64]]  # of a pass's samples, from its number
 
 
 @dataclass(frozen=True)
@@ -23,15 +30,15 @@ class Course:
     drop_last: bool = True
 
     @property
-    def steps_a_pass(self):
+    def steps_a_pass(self) -> int:
         """Steps of a whole pass."""
         return self._steps(self.samples)
 
-    def _steps(self, samples):
+    def _steps(self, samples: int) -> int:
         return samples // self.batch if self.drop_last else -(-samples // self.batch)
 
-    def place(self, step):
-        """(passes completed, samples used up in the next one) when `step`, not before `first`, is done."""
+    def place(self, step: int) -> tuple[int, int]:
+        """Return (passes completed, samples used up in the next one) when `step`, not before `first`, is done."""
         done, start = divmod(self.consumed, self.samples)
         steps, rest = step - self.first, self._steps(self.samples - start)
         if steps < rest:
@@ -39,35 +46,35 @@ class Course:
         passes, steps = divmod(steps - rest, self.steps_a_pass)
         return done + 1 + passes, steps * self.batch
 
-    def consumed_at(self, step):
-        """Samples used up when `step` is done, what passes have left out included."""
+    def consumed_at(self, step: int) -> int:
+        """Return the samples used up when `step` is done, what passes have left out included."""
         done, start = self.place(step)
         return done * self.samples + start
 
-    def epoch(self, step):
-        """Passes that are done when `step` is, with the fraction of the next one."""
+    def epoch(self, step: int) -> float:
+        """Return the passes that are done when `step` is, with the fraction of the next one."""
         return self.consumed_at(step) / self.samples
 
-    def last_step(self, passes):
-        """The step with which so many passes are done, a whole number of them or not; `first` if they are already."""
+    def last_step(self, passes: float) -> int:
+        """Return the step with which so many passes, whole or not, are done; `first` if they are already."""
         done, start = self.place(self.first)
         whole = int(passes)
         left = self._steps(self.samples - start) + (whole - done - 1) * self.steps_a_pass
         return self.first + max(left + int((passes - whole) * self.steps_a_pass), 0)
 
 
-def shuffled(samples, seed):
-    """The order of the samples in a pass, from its number; the same on every machine."""
+def shuffled(samples: int, seed: Any) -> Order:
+    """Return the order of the samples in a pass, from its number; the same on every machine."""
     return lambda done: np.random.default_rng([seed, done]).permutation(samples)
 
 
-def in_order(samples):
-    """The samples as the dataset has them, in each pass."""
+def in_order(samples: int) -> Order:
+    """Return the samples as the dataset has them, in each pass."""
     return lambda done: range(samples)
 
 
-def micro_batches(course, order, done, start, share):
-    """Yields the samples of one rank's micro-batches from a place in a pass to the pass's end, a list for each.
+def micro_batches(course: Course, order: Order, done: int, start: int, share: Share) -> Iterator[list[int]]:
+    """Yield the samples of one rank's micro-batches from a place in a pass to the pass's end, a list for each.
 
     order: takes the pass's number, as `shuffled` or `in_order` give one. done, start: as `Course.place`. share: this
     rank's `Share`. Fillers (`data.fillers`) fill up the pass's last step.
@@ -92,6 +99,6 @@ class Share:
     rank: int = 0
 
     @property
-    def batch(self):
+    def batch(self) -> int:
         """Samples of a step, over all ranks."""
         return self.size * self.accumulation * self.ranks

@@ -54,7 +54,7 @@ def _templates(tokenizer: Any) -> dict[str, str]:
     found = getattr(tokenizer, "chat_template", None)
     if found is None or isinstance(found, str):
         return {} if found is None else {"default": found}
-    if is_dataclass(found):
+    if is_dataclass(found) and not isinstance(found, type):
         return {"default": as_template(asdict(found))}
     kind = type(tokenizer).__name__
     return {"default": f"{{{{ raise_exception('{kind} does not show its template: give it in a file') }}}}"}

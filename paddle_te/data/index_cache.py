@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
 import numpy as np
 import xxhash
@@ -79,13 +80,15 @@ class Order:
         return folder / f"{self.stem}.json"
 
 
-def orders_of(host: ModuleType, data: list, samples: list[int], length: int, seed: int, split: str) -> list[Order]:
+def orders_of(
+    host: ModuleType, data: list[str | float], samples: list[int], length: int, seed: int, split: str
+) -> list[Order]:
     """The orders that a host reads for a run: of each corpus, and of each split that has documents.
 
     host: its module data.causal_dataset. data: as `corpus.find_data` returns it. samples: of train, valid and test.
     Raises CorpusError for an order that is longer than a host can count.
     """
-    prefixes, each = data, [samples]
+    prefixes, each = [str(prefix) for prefix in data], [samples]
     if data[1::2]:
         prefixes, _, each = host.get_datasets_weights_and_num_samples(data, samples)
     orders = []
@@ -145,7 +148,7 @@ def await_orders(orders: list[Order], seconds: float = VISIBLE) -> None:
             time.sleep(0.1)
 
 
-def linked(prefix: str, cache: str | os.PathLike) -> str:
+def linked(prefix: str, cache: str | os.PathLike[str]) -> str:
     """A prefix in the folder `cache` that stands for the corpus, so that its orders lie there: links to its two files.
     Another state of the files has another one.
 
@@ -225,7 +228,7 @@ def _build(host: ModuleType, order: Order, folder: str, share_folder: bool) -> N
     )
 
 
-def _move(order: Order, made: Path, state: dict) -> None:
+def _move(order: Order, made: Path, state: dict[str, list[int]]) -> None:
     """Raises OSError also for arrays that the host could not write in full, which it tells nobody."""
     *arrays, description = order.files(made)
     for path in arrays:
@@ -250,7 +253,7 @@ def _remove(order: Order, why: str) -> None:
         ) from error
 
 
-def _state(prefix: str) -> dict:
+def _state(prefix: str) -> dict[str, list[int]]:
     """{".bin": [bytes, time of the last change in ns], ".idx": …}"""
     stats = {suffix: os.stat(f"{prefix}{suffix}") for suffix in (".bin", ".idx")}
     return {suffix: [stat.st_size, stat.st_mtime_ns] for suffix, stat in stats.items()}
@@ -269,11 +272,12 @@ def _check_plain(path: Path) -> None:
         )
 
 
-def _holds_objects(file) -> bool:
+def _holds_objects(file: BinaryIO) -> bool:
     """Whether an .npy file's array is one of objects, which are pickled; False for a header that is not whole."""
     try:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        return read(file, max_header_size=2**31)[2].hasobject  # as numpy.load with allow_pickle
+        # as numpy.load with allow_pickle; NumPy's stub lacks the argument
+        return read(file, max_header_size=2**31)[2].hasobject  # type: ignore[call-arg]  # see above
     except Exception:  # of a parser that meets anything; numpy.load comes no further either
         return False

@@ -1,11 +1,14 @@
-"""Reading JSON lines, with errors that name the file and the line."""
+"""Read JSON lines, with errors that name the file and the line."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
-def read_json_lines(path, limit=None):
-    """[(where, record)]: each line's JSON object and "file:line" for messages; empty lines are skipped.
+def read_json_lines(path: str | Path, limit: int | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """Return [(where, record)]: each line's JSON object and "file:line" for messages. Empty lines are skipped.
 
     limit: read no more records than that. Raises FileNotFoundError, and ValueError for a line that is no JSON object or
     for a file without records.
@@ -13,7 +16,7 @@ def read_json_lines(path, limit=None):
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    records = []
+    records: list[tuple[str, dict[str, Any]]] = []
     with path.open("rb") as lines:  # json.loads decodes, so that a line in another encoding is named, too
         for number, line in enumerate(lines, 1):
             if limit is not None and len(records) == limit:
@@ -25,11 +28,12 @@ def read_json_lines(path, limit=None):
     return records
 
 
-def parse_line(where, line):
-    """The JSON object of a line. Raises ValueError, with `where`, for anything else."""
+def parse_line(where: str, line: str | bytes) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises ValueError, with `where`, for anything else."""
     try:
         record = json.loads(line)
-        text = json.dumps(record, ensure_ascii=False) if (b"\\u" if isinstance(line, bytes) else "\\u") in line else ""
+        escaped = b"\\u" in line if isinstance(line, bytes) else "\\u" in line
+        text = json.dumps(record, ensure_ascii=False) if escaped else ""
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: is not JSON: {error}") from error
     if not isinstance(record, dict):
@@ -38,8 +42,8 @@ def parse_line(where, line):
     return record
 
 
-def check_text(where, text):
-    """Raises ValueError for a text with half of a surrogate pair. JSON can spell one, and no tokenizer takes it."""
+def check_text(where: str, text: str) -> None:
+    """Raise ValueError for a text with half of a surrogate pair. JSON can spell one, and no tokenizer takes it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -47,8 +51,8 @@ def check_text(where, text):
         raise ValueError(f"{where}: holds {half}, half of a surrogate pair, which is no character") from error
 
 
-def field(where, record, name, *types):
-    """record[name]. Raises ValueError where it is missing or not of one of the types."""
+def field(where: str, record: dict[str, Any], name: str, *types: type) -> Any:
+    """Return record[name]. Raises ValueError where it is missing or not of one of the types."""
     if not isinstance(record.get(name), types):
         wanted = " or ".join(kind.__name__ for kind in types)
         raise ValueError(f'{where}: needs "{name}", a {wanted}; it has {", ".join(record) or "nothing"}')

@@ -1,6 +1,11 @@
-"""Random tokens in the place of data."""
+"""Make random tokens instead of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 
 class MockDataset:
@@ -15,14 +20,14 @@ class MockDataset:
     Each item is ``{"text": int64 array [max_seq_length + 1]}``.
     """
 
-    def __init__(self, num_samples, max_seq_length, vocab_size, seed=0):
+    def __init__(self, num_samples: int, max_seq_length: int, vocab_size: int, seed: int | Sequence[int] = 0) -> None:
         self.num_samples, self.length, self.vocab_size = num_samples, max_seq_length + 1, vocab_size
         self.seed = list(np.atleast_1d(seed))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.num_samples
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, npt.NDArray[np.int64]]:
         if not 0 <= index < self.num_samples:
             raise IndexError(f"sample {index} of {self.num_samples}")
         generator = np.random.default_rng([*self.seed, index])

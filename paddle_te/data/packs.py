@@ -33,7 +33,8 @@ def _in_order(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _greedy(lengths: Sequence[int], window: range, room: int) -> list[list[int]]:
-    left, packs = np.full(len(window), -1), [[] for _ in window]
+    left = np.full(len(window), -1)
+    packs: list[list[int]] = [[] for _ in window]
     left[0], used = room, 1  # a pack that is not begun has no room
     for number in window:
         roomiest = int(left.argmax())

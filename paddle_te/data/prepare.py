@@ -13,6 +13,8 @@ not depend on --workers.
 standard library, and trains a small sentencepiece tokenizer on it.
 """
 
+from __future__ import annotations
+
 import argparse
 import ast
 import ctypes
@@ -31,15 +33,19 @@ import textwrap
 import threading
 import zlib
 from collections import deque
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from paddle_te import host
@@ -65,6 +71,8 @@ class PrepareError(ValueError):
     """What is wrong with the input or the arguments, and what to do."""
 
 
+Encoded: TypeAlias = tuple[list[npt.NDArray[Any]], int, int]  # token ids a document, malformed and empty ones
+
 # ---------------------------------------------------------------------------------------------------- reading
 
 
@@ -78,8 +86,8 @@ class Chunk:
     bytes_read: int
 
 
-def find_inputs(paths):
-    """Files named by `paths` (files or folders, searched recursively), sorted within a folder."""
+def find_inputs(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the files named by `paths` (files or folders, searched recursively), sorted within a folder."""
     found = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -94,8 +102,8 @@ def find_inputs(paths):
     return found
 
 
-def import_zstandard(path):
-    """Optional, unlike all else that is imported here: only .zst files need it."""
+def import_zstandard(path: Path) -> ModuleType:
+    """Import zstandard, which is optional, unlike all else that is imported here: only .zst files need it."""
     try:
         import zstandard
     except ImportError as error:
@@ -103,9 +111,11 @@ def import_zstandard(path):
     return zstandard
 
 
-def read_blocks(path):
+def read_blocks(path: Path) -> Iterator[tuple[bytes, int]]:
     """Yield (uncompressed block, bytes of the file read for it); an incomplete or damaged file is an error."""
-    open_stream, damage, stream = None, (), None
+    open_stream: Callable[[], Any] | None = None
+    damage: type[Exception] | tuple[()] = ()
+    stream = None
     if path.suffix == ".gz":
         open_stream, damage = partial(zlib.decompressobj, wbits=31), zlib.error
     elif path.suffix == ".zst":
@@ -132,7 +142,7 @@ def read_blocks(path):
         raise PrepareError(f"{path} is cut short: its last compressed stream does not end")
 
 
-def read_chunks(path):
+def read_chunks(path: Path) -> Iterator[Chunk]:
     """Yield `Chunk`s of the file's lines, in order. Lines end at a line feed only, as JSON lines do."""
     pending, line_number, bytes_read = [], 1, 0
     for block, size in read_blocks(path):
@@ -148,7 +158,7 @@ def read_chunks(path):
     yield Chunk(path, line_number, b"".join(pending).split(b"\n"), bytes_read)
 
 
-def _split_by_bytes(lines):
+def _split_by_bytes(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
     part, size = [], 0
     for line in lines:
         part.append(line)
@@ -167,13 +177,13 @@ def _split_by_bytes(lines):
 class Encoder:
     """Tokenizes chunks; one lives in each worker process."""
 
-    tokenizer: object
-    dtype: type
+    tokenizer: Any
+    dtype: type[np.integer[Any]]
     json_key: str = "text"
     eos: int | None = None  # appended to each document
     skip_malformed: bool = False
 
-    def encode(self, chunk):
+    def encode(self, chunk: Chunk) -> Encoded:
         """Return (one array of token ids a document, lines skipped as malformed, documents skipped as empty)."""
         documents, malformed, empty = [], 0, 0
         for number, line in enumerate(chunk.lines, chunk.first_line):
@@ -195,8 +205,11 @@ class Encoder:
             documents.append(np.array(ids if self.eos is None else [*ids, self.eos], dtype=self.dtype))
         return documents, malformed, empty
 
-    def parse(self, line):
-        """The document's text. Raises ValueError: not JSON, not UTF-8, not an object, no such key, not a string."""
+    def parse(self, line: bytes) -> str:
+        """Return the document's text.
+
+        Raises ValueError: not JSON, not UTF-8, not an object, no such key, not a string.
+        """
         try:
             record = json.loads(line)
         except RecursionError:
@@ -212,15 +225,15 @@ class Encoder:
         return text
 
 
-def plain_text_options(_tokenizer=None):
-    """No tokens around the text, and none for a "</s>" in it: that is text too, and must not end a document."""
+def plain_text_options(_tokenizer: object = None) -> dict[str, bool]:
+    """Ask for no tokens around the text, and none for a "</s>" in it: that is text too, and ends no document."""
     return {"add_special_tokens": False, "split_special_tokens": True}
 
 
-_encoder = None
+_encoder: Encoder
 
 
-def _start_worker(encoder, parent):
+def _start_worker(encoder: Encoder, parent: int) -> None:
     global _encoder
     _encoder = encoder
     if sys.platform == "linux":  # a killed parent leaves its workers waiting: each has the others' pipes open
@@ -231,18 +244,18 @@ def _start_worker(encoder, parent):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _encode(chunk):
+def _encode(chunk: Chunk) -> tuple[Encoded, int]:
     return _encoder.encode(chunk), chunk.bytes_read
 
 
-def encode_all(encoder, chunks, workers):
+def encode_all(encoder: Encoder, chunks: Iterable[Chunk], workers: int) -> Iterator[tuple[Encoded, int]]:
     """Yield `Encoder.encode`'s results with the bytes read, in the input's order, from `workers` processes.
 
     At most four chunks a worker are under way: the corpus need not fit in memory. Workers are forked: they have the
     tokenizer and PaddleNLP's imports at once.
     """
     with ProcessPoolExecutor(workers, get_context("fork"), _start_worker, (encoder, os.getpid())) as pool:
-        under_way = deque()
+        under_way: deque[Future[tuple[Encoded, int]]] = deque()
         try:
             for chunk in chunks:
                 under_way.append(pool.submit(_encode, chunk))
@@ -257,8 +270,8 @@ def encode_all(encoder, chunks, workers):
                 future.cancel()
 
 
-def _of_host(module):
-    """A module of the host that is installed: both have those that are used here. Raises HostError without one."""
+def _of_host(module: str) -> ModuleType:
+    """Import a module of the host that is installed: both have those used here. Raises HostError without one."""
     return importlib.import_module(f"{host.find(what='paddle-te prepare-data')}.{module}")
 
 
@@ -266,8 +279,8 @@ def _of_host(module):
 
 
 @contextmanager
-def scratch_folder(target):
-    """A folder beside `target`, removed at the end whatever happens, SIGTERM included."""
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside `target`, and remove it at the end whatever happens, SIGTERM included."""
     folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     folder.mkdir(parents=True)
     in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere Python sets no signals
@@ -281,14 +294,14 @@ def scratch_folder(target):
 
 
 @contextmanager
-def _refusing():
+def _refusing() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
         raise PrepareError(str(error)) from error
 
 
-def remove_index_cache(prefix):
+def remove_index_cache(prefix: Path) -> None:
     """Remove the sample orders that PaddleNLP keeps beside a corpus: their names do not tell its contents."""
     for description in prefix.parent.glob("index-cache/*.dsc"):
         match = re.search(r"^Data prefix (.*)$", description.read_text(), re.MULTILINE)
@@ -297,8 +310,8 @@ def remove_index_cache(prefix):
                 file.unlink()
 
 
-def write_corpus(folder, encoder, files, workers, title):
-    """Encodes `files` into FOLDER/bin and FOLDER/idx, the host's indexed dataset.
+def write_corpus(folder: Path, encoder: Encoder, files: Sequence[Path], workers: int, title: str) -> dict[str, int]:
+    """Encode `files` into FOLDER/bin and FOLDER/idx, the host's indexed dataset.
 
     Returns:
         dict: documents, tokens, skipped_malformed, skipped_empty, max_token_id (-1 where there is no token).
@@ -331,7 +344,7 @@ def write_corpus(folder, encoder, files, workers, title):
     return counts
 
 
-def _bytes_of(files):
+def _bytes_of(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
@@ -348,16 +361,16 @@ def _outputs(prefix, overwrite):
 
 
 def prepare(
-    inputs,
-    output_prefix,
-    tokenizer,
+    inputs: Iterable[str | Path],
+    output_prefix: str | Path,
+    tokenizer: Any,
     *,
-    json_key="text",
-    append_eos=True,
-    workers=1,
-    skip_malformed=False,
-    overwrite=False,
-):
+    json_key: str = "text",
+    append_eos: bool = True,
+    workers: int = 1,
+    skip_malformed: bool = False,
+    overwrite: bool = False,
+) -> dict[str, Any]:
     """Tokenize the JSON lines of `inputs` into ``output_prefix``.bin, .idx and .json.
 
     Args:
@@ -411,9 +424,11 @@ def prepare(
 # ------------------------------------------------------------------------------------------------------- demo
 
 
-def demo_documents(library=None, sources=False):
-    """Yield one document a module of the standard library: its docstrings and comments in the source's order; and one
-    document a topic of Python's language reference, as ``help()`` has them. Nothing is imported or run.
+def demo_documents(library: str | Path | None = None, sources: bool = False) -> Iterator[str]:
+    """Yield documents from Python's standard library. Nothing is imported or run.
+
+    Each module gives one, its docstrings and comments in the source's order, and each topic of Python's language
+    reference one, as ``help()`` has them.
 
     Args:
         library: folder of the standard library's .py files; this Python's own by default.
@@ -439,21 +454,22 @@ def demo_documents(library=None, sources=False):
             yield source
 
 
-def _topics(tree):
-    """pydoc_data/topics.py is one dict of strings."""
+def _topics(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts in pydoc_data/topics.py, which is one dict of strings."""
     (topics,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
     yield from (text for _, text in sorted(topics.items()))
 
 
-def _prose(source, tree):
-    """Docstrings and blocks of comment lines, in the source's order."""
-    pieces, inside = {}, set()
+def _prose(source: str, tree: ast.Module) -> str:
+    """Return docstrings and blocks of comment lines, in the source's order."""
+    pieces: dict[int, str] = {}
+    inside: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node)
             if docstring:
                 place = node.body[0]
-                inside.update(range(place.lineno, place.end_lineno + 1))
+                inside.update(range(place.lineno, (place.end_lineno or place.lineno) + 1))
                 pieces[place.lineno] = docstring if isinstance(node, ast.Module) else f"{node.name}: {docstring}"
     start = None
     for number, line in enumerate(source.split("\n"), 1):
@@ -466,7 +482,7 @@ def _prose(source, tree):
     return "\n\n".join(text for _, piece in sorted(pieces.items()) if (text := textwrap.dedent(piece).strip()))
 
 
-def train_tokenizer(texts, vocab_size, folder):
+def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path) -> Any:
     """Train a byte-fallback BPE sentencepiece model (Llama's settings) and save it in PaddleNLP's layout."""
     import sentencepiece
 
@@ -496,13 +512,21 @@ def train_tokenizer(texts, vocab_size, folder):
     return load_tokenizer(folder)
 
 
-def write_jsonl_gz(texts, path):
+def write_jsonl_gz(texts: Iterable[str], path: Path) -> None:
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:  # no time, no name: same bytes
         for text in texts:
             file.write(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n")
 
 
-def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=1, overwrite=False):
+def make_demo(
+    out_dir: str | Path,
+    *,
+    vocab_size: int = 4096,
+    sources: bool = False,
+    library: str | Path | None = None,
+    workers: int = 1,
+    overwrite: bool = False,
+) -> dict[str, Any]:
     """Make OUT_DIR/corpus.jsonl.gz, OUT_DIR/tokenizer/ and OUT_DIR/corpus.{bin,idx,json}; see `demo_documents`.
 
     The result depends on Python's version and the arguments only. The folder appears when all in it is complete; one
@@ -551,7 +575,7 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
 # ------------------------------------------------------------------------------------------------ command line
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--input_path", type=PATH.argument, nargs="+", metavar="PATH", help="files or folders of JSON lines"
@@ -582,7 +606,7 @@ def make_parser():
     return parser
 
 
-def parse_arguments(argv=None):
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(argv)
     needed = dict(input_path=args.input_path, output_prefix=args.output_prefix, tokenizer_name=args.tokenizer_name)
@@ -595,7 +619,7 @@ def parse_arguments(argv=None):
 
 
 @noise.kept_out()
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     screen.before_imports()
     try:

@@ -71,7 +71,7 @@ class PromptMaker:
         if not record.keys() & NAMES:
             raise ValueError(f'{where}: needs "text", {FORMS}; it has {", ".join(record) or "nothing"}')
         conversation, answer = parse_prompt(where, record)
-        given = {"messages": conversation.messages}
+        given: dict[str, Any] = {"messages": conversation.messages}
         given |= {"tools": conversation.tools} if conversation.tools else {}
         given |= {} if answer is None else {"tgt": answer}
         return self._of_conversation(conversation, given, renderer)

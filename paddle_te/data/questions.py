@@ -1,10 +1,16 @@
-"""A question and its answer as a sample of fine-tuning, the same for all hosts."""
+"""Make a question and its answer a sample of fine-tuning, the same for all hosts."""
+
+from __future__ import annotations
+
+from typing import Any
 
 IGNORED = -100  # the label of a token that is not trained on
 
 
-def encode(tokenizer, src, tgt, src_length, max_length):
-    """{"input_ids": [n], "labels": [n]}, n < max_length: a label is the token after its input, IGNORED within src.
+def encode(tokenizer: Any, src: str, tgt: str, src_length: int, max_length: int) -> dict[str, list[int]]:
+    """Return {"input_ids": [n], "labels": [n]}, n < max_length.
+
+    A label is the token after its input, IGNORED within src.
 
     A sample is src, with the tokens that the tokenizer puts around a text, tgt and end-of-text. Of a longer src than
     src_length tokens the end is kept, with the token that begins a text; a tgt that is too long is cut off.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import tee
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from paddle_te.data import questions
 from paddle_te.data.chat_template import ChatTemplate, Renderer
@@ -33,8 +34,8 @@ class Encoder(Protocol):
 class Sample:
     """input_ids, labels: int32 [n]; a label is the token after its input, IGNORED where nothing is learned."""
 
-    input_ids: np.ndarray
-    labels: np.ndarray
+    input_ids: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Tally:
         return ", ".join(parts)
 
 
-def token_mask(encoding: Any, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+def token_mask(encoding: Any, spans: Iterable[Sequence[int]]) -> npt.NDArray[np.bool_]:
     """Which tokens of a text stand in its spans of characters, bool [n]: from the token that holds a span's first
     character to the one that holds its last, as transformers tells them. A character may be in no token."""
     mask = np.zeros(len(encoding.ids), bool)
@@ -65,7 +66,7 @@ def token_mask(encoding: Any, spans: Iterable[tuple[int, int]]) -> np.ndarray:
         first = next((token for token in found if token is not None), None)
         found = (encoding.char_to_token(place) for place in range(end - 1, begin - 1, -1))
         last = next((token for token in found if token is not None), None)
-        if first is not None:
+        if first is not None and last is not None:
             mask[first : last + 1] = True
     return mask
 
@@ -84,7 +85,7 @@ class SampleMaker:
     max_length: int
     tally: Tally = field(default_factory=Tally)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.template is None and self.tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no eos_token, with which an answer without a chat template ends")
         if self.template and not hasattr(self.tokenizer, "encoding"):
@@ -129,8 +130,9 @@ class SampleMaker:
     def _sample(self, conversation: Conversation, encoding: Any, spans: list[list[int]]) -> Sample:
         tokens, learned = np.array(encoding.ids, np.int32), token_mask(encoding, spans)
         if not learned[1:].any():
+            origin = self.template.origin if self.template else "none"
             raise ConversationError(
-                f"{conversation.where}: the chat template of {self.template.origin} marks nothing of it as the "
+                f"{conversation.where}: the chat template of {origin} marks nothing of it as the "
                 "assistant's: {% generation %} and {% endgeneration %} must stand around what the assistant writes"
             )
         return Sample(tokens[:-1], np.where(learned, tokens, IGNORED)[1:])

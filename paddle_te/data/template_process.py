@@ -90,7 +90,8 @@ class Tracker(jinja2.ext.Extension):
     """The tag {% generation %} as transformers has it, and a note of each loop's turns in a trace."""
 
     tags = {"generation"}
-    trace: Trace | None = None
+    environment: Sandbox
+    trace: Trace  # `Template._render` sets it
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -122,12 +123,12 @@ class Watched(NodeTransformer):
         self.loops += 1
         number = nodes.Const(self.loops)
         targets = loop.target.items if isinstance(loop.target, nodes.Tuple) else [loop.target]
-        items = [nodes.Name(each.name, "load") for each in targets if isinstance(each, nodes.Name)]
+        items: list[nodes.Expr] = [nodes.Name(each.name, "load") for each in targets if isinstance(each, nodes.Name)]
         self.generic_visit(loop)
         loop.body.insert(0, self._call("_turn_begins", [number, *items], loop.lineno))
         return [loop, self._call("_loop_ends", [number], loop.lineno)]
 
-    def _call(self, name: str, arguments: list[nodes.Node], line: int) -> nodes.Node:
+    def _call(self, name: str, arguments: list[nodes.Expr], line: int) -> nodes.Node:
         call = nodes.ExprStmt(self.tracker.call_method(name, arguments))
         for node in (call, *call.find_all(nodes.Node)):
             node.lineno = line
@@ -139,10 +140,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     marked = False  # whether a template has {% generation %}
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Tracker, jinja2.ext.loopcontrols])
         now = datetime.now()  # all conversations of a run have the same day
-        self.tracker = self.extensions[Tracker.identifier]
+        tracker = self.extensions[Tracker.identifier]
+        assert isinstance(tracker, Tracker)
+        self.tracker = tracker
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = now.strftime
@@ -151,7 +154,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super()._generate(Watched(self.tracker).visit(source), *args, **kwargs)
 
 
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -193,8 +202,8 @@ class Template:
     def __init__(self, source: str):
         self.environment = Sandbox()
         self.template = self.environment.from_string(source)
-        self.prompts: dict[tuple, str] = {}
-        self.headers: dict[tuple, str] = {}
+        self.prompts: dict[tuple[Any, ...], str] = {}
+        self.headers: dict[tuple[Any, ...], str] = {}
         self.constant_tails: dict[str, bool] = {}
         self.rewords = False
         self.wants_text = False
@@ -265,7 +274,7 @@ class Conversation:
         return [begin + len(header), end]
 
     @property
-    def _roles(self) -> tuple:
+    def _roles(self) -> tuple[tuple[Any, bool], ...]:
         return tuple((message.get("role"), "tool_calls" in message) for message in self.messages)
 
     @cached_property
@@ -276,7 +285,8 @@ class Conversation:
         if tail and tail not in known:
             prompted, trace = self.template.render(self.messages, self.variables, prompt=True)
             known[tail] = prompted[trace.tail :].startswith(tail)
-        return self.trace.tail if tail and known[tail] else len(self.text)
+        end = self.trace.tail
+        return end if end is not None and tail and known[tail] else len(self.text)
 
     def _prompt(self, number: int) -> str:
         """What the template writes after the turns before `number` to ask for the assistant's."""
@@ -348,7 +358,7 @@ def describe(error: BaseException) -> str:
     line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else lines[-1] if lines else None
     if isinstance(error, RenderError) or type(error) is jinja2.TemplateError:  # raise_exception's words
         return what
-    kinds = {
+    kinds: dict[type[BaseException], str] = {
         MemoryError: "it needs too much memory",
         RecursionError: "it is nested too deeply, or calls itself without end",
     }
@@ -375,11 +385,11 @@ def limit_process() -> None:
 class Timer:
     """Bounds the processor's time of what it contains."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
         signal.setitimer(signal.ITIMER_PROF, SECONDS + 1)
 
-    def __exit__(self, *_: object):
+    def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -122,7 +122,7 @@ class Tokenizer:
         cleans = self._cleans if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         return _without_spaces(text) if cleans else text
 
-    def batch_decode(self, rows: Sequence[Sequence[int]], **options: bool | None) -> list[str]:
+    def batch_decode(self, rows: Sequence[Sequence[int]], **options: bool) -> list[str]:
         return [self.decode(row, **options) for row in rows]
 
     def convert_tokens_to_ids(self, token: str) -> int | None:

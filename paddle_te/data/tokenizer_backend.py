@@ -62,13 +62,14 @@ def family_of(folder: Folder) -> Family | None:
         )
     family = FAMILIES.get(name)
     if family is None:
-        return _of_a_host(folder, name)
+        _check_of_a_host(folder, name)
+        return None
     if family is LLAMA and not has_fast and folder.sentencepiece == sentencepiece.PADDLENLP_FILE:
         return family if sentencepiece.is_plain(_sentencepiece(folder)) else None
     return family
 
 
-def _of_a_host(folder: Folder, name: str) -> None:
+def _check_of_a_host(folder: Folder, name: str) -> None:
     """Raises TokenizerError unless the class may be a host's."""
     if FAST in folder.files or "auto_map" in folder.config:
         why = "is code of its own, which is not run" if "auto_map" in folder.config else "is none of those read here"
@@ -185,10 +186,14 @@ def refusing(what: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------- without a tokenizer.json
 
 
-def _sentencepiece(folder: Folder) -> Any:
-    name = folder.sentencepiece
-    if name is None:
+def _sentencepiece_file(folder: Folder) -> str:
+    if folder.sentencepiece is None:
         raise TokenizerError(f"{folder.path}: has no tokenizer.model, from which LlamaTokenizer is made")
+    return folder.sentencepiece
+
+
+def _sentencepiece(folder: Folder) -> Any:
+    name = _sentencepiece_file(folder)
     try:
         return sentencepiece.parse(folder.files[name])
     except ValueError as error:
@@ -200,7 +205,7 @@ def _llama(folder: Folder, special: Special, added: Added) -> tokenizers.Tokeniz
     begin = [str(added.get(number, model.pieces[number].piece)) for number in range(3)]
     legacy = folder.config.get("legacy") is not False
     prefix_space = folder.config.get("add_prefix_space", True)
-    with refusing(f"{folder.path / folder.sentencepiece}: is damaged"):
+    with refusing(f"{folder.path / _sentencepiece_file(folder)}: is damaged"):
         return sentencepiece.convert(model, begin, legacy, bool(prefix_space))
 
 

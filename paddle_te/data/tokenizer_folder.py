@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenizers import AddedToken
 
@@ -27,12 +27,14 @@ FILES = (CONFIG, FAST, SPECIAL_MAP, ADDED, VOCABULARY, MERGES, TEMPLATE, PADDLEN
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ADDITIONAL = "additional_special_tokens"
-_FLAGS = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "clean_up_tokenization_spaces")
-_FLAGS += ("split_special_tokens",)
+_FLAGS = (
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"),
+    *("clean_up_tokenization_spaces", "split_special_tokens"),
+)
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _WITHOUT_CLASS = {"llama": "Llama", "mistral": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen2", "gpt2": "GPT2"}
 
-Token = str | AddedToken
+Token: TypeAlias = str | AddedToken
 
 
 class TokenizerError(ValueError):
@@ -144,7 +146,7 @@ class Folder:
         """
         config = self.config
         names = [name for name in (*SPECIAL_TOKENS, ADDITIONAL) if name in config]
-        special = {name: self._special(CONFIG, name, config[name]) for name in names}
+        special: dict[str, Any] = {name: self._special(CONFIG, name, config[name]) for name in names}
         if "added_tokens_decoder" in config:
             added = self._decoder(config["added_tokens_decoder"])
         else:
@@ -157,10 +159,13 @@ class Folder:
 
     def _special(self, file: str, name: str, value: Any) -> Token | list[Token] | None:
         if name == ADDITIONAL:
-            if not isinstance(value, list | None):
-                raise self.error(file, f"{name} is {value!r}, where a list of tokens is expected")
-            return [self._token(file, name, each) for each in value or []]
+            return self._additional(file, value)
         return None if value is None else self._token(file, name, value)
+
+    def _additional(self, file: str, value: Any) -> list[Token]:
+        if not isinstance(value, list | None):
+            raise self.error(file, f"{ADDITIONAL} is {value!r}, where a list of tokens is expected")
+        return [self._token(file, ADDITIONAL, each) for each in value or []]
 
     def _token(self, file: str, name: str, value: Any) -> Token:
         """A token as a text or an object of its settings."""
@@ -187,17 +192,17 @@ class Folder:
         """extra_special_tokens: transformers 4's names and tokens, or the list that transformers 5 writes."""
         said = self.config.get("extra_special_tokens") or {}
         if isinstance(said, list):
-            return {ADDITIONAL: additional + self._special(CONFIG, ADDITIONAL, said)}
+            return {ADDITIONAL: additional + self._additional(CONFIG, said)}
         if not isinstance(said, dict):
             raise self.error(CONFIG, f"extra_special_tokens is {said!r}, where names and tokens are expected")
         return {name: self._token(CONFIG, name, value) for name, value in said.items()}
 
     def _mapped(self, additional: list[Token]) -> dict[str, Any]:
         """The special tokens of special_tokens_map.json; `additional`: those named elsewhere."""
-        special = {}
+        special: dict[str, Token | list[Token]] = {}
         for name, value in self.json(SPECIAL_MAP).items():
             if name == ADDITIONAL:
-                more = [self._as_special(each) for each in self._special(SPECIAL_MAP, name, value)]
+                more = [self._as_special(each) for each in self._additional(SPECIAL_MAP, value)]
                 special[name] = additional + [token for token in more if token not in additional]
             elif name in SPECIAL_TOKENS and value is not None:
                 special[name] = self._as_special(self._token(SPECIAL_MAP, name, value))
@@ -250,7 +255,7 @@ def all_tokens(special: dict[str, Any]) -> list[Token]:
     """The special tokens, each text once, in transformers' order."""
     order = [name for name in (*SPECIAL_TOKENS, ADDITIONAL) if name in special]
     order += [name for name in special if name not in order]
-    found = {}
+    found: dict[str, Token] = {}
     for name in order:
         for token in special[name] if isinstance(special[name], list) else [special[name]]:
             if token:
