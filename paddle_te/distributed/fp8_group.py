@@ -1,14 +1,15 @@
-"""The ranks whose amaxes are reduced under delayed scaling."""
+"""Find the ranks whose amaxes are reduced under delayed scaling."""
 
 from functools import lru_cache
 
 import paddle.distributed as dist
 from paddle.distributed import fleet
+from paddle.distributed.communication.group import Group
 
 
 @lru_cache
-def fp8_group():
-    """The ranks that share amax: all of one pipeline stage, so that their scales are the same.
+def fp8_group() -> Group | None:
+    """Return the ranks that share amax: all of one pipeline stage, so that their scales are the same.
 
     None in one process. Collective: every rank must call it the first time.
     """

@@ -1,4 +1,6 @@
-"""Weights of sharding that overlaps with computing."""
+"""Gather the weights of sharding that overlaps with computing."""
+
+from typing import Any
 
 import paddle
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
@@ -7,9 +9,10 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddle.distributed.fleet.utils.tensor_fusion_helper import FusedCommBuffer
 
 
-def gather_weights(optimizer):
-    """Ends what overlapping sharding leaves for the next forward. To be called by all ranks before weights are read in
-    another way, as when they are saved; `optimizer`: the outermost one.
+def gather_weights(optimizer: Any) -> None:
+    """End what overlapping sharding leaves for the next forward. A collective.
+
+    Call it before weights are read in another way, as when they are saved. optimizer: the outermost one.
 
     Stage 1 with split_param gathers a bucket of weights when the first of its layers is called; until then the other
     ranks' parts of it are those of the step before (with Paddle 3.3 and PaddleNLP alone such weights are saved). Other
@@ -24,8 +27,8 @@ def gather_weights(optimizer):
         optimizer = vars(optimizer).get("_inner_opt")
 
 
-def _gather_bucket(optimizer, bucket):
-    """What Paddle's hook before a layer's forward does."""
+def _gather_bucket(optimizer: DygraphShardingOptimizerV2, bucket: FusedCommBuffer) -> None:
+    """Do what Paddle's hook before a layer's forward does."""
     if bucket.status == FusedCommBuffer.Status.SHARDED:
         optimizer._try_start_bucket_param_sync([bucket])
     if bucket.status == FusedCommBuffer.Status.SYNCING:

@@ -10,13 +10,17 @@ A column-parallel GEMM is entered through `TensorParallel.enter`, a row-parallel
 | leave, sequence par.| reduce-scatter | all-gather     |
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed import fleet
+from paddle.distributed.communication.group import Group
 
 
 @dataclass
@@ -30,14 +34,14 @@ class Pending:
     source: paddle.Tensor | None = None  # as long as it may be read
     task: Any = None
 
-    def wait(self):
-        """The result, for what is launched from now on."""
+    def wait(self) -> Tensor:
+        """Return the result, for what is launched from now on."""
         if self.task is not None:
             self.task.wait()
         return self.result
 
-    def data_ptr(self):
-        """The result's, also before it is there."""
+    def data_ptr(self) -> int:
+        """Return the result's address, also before the result is there."""
         return self.result.data_ptr()
 
 
@@ -49,14 +53,14 @@ class TensorParallel:
     sequence_parallel: activations outside the GEMMs are split over the group along axis 0 ([tokens/size, h]).
     """
 
-    group: object
+    group: Group
     rank: int
     size: int
     sequence_parallel: bool = False
 
     @classmethod
-    def from_fleet(cls, sequence_parallel=False):
-        """The model-parallel group of fleet's hybrid topology; None where fleet has none or it has one rank.
+    def from_fleet(cls, sequence_parallel: bool = False) -> TensorParallel | None:
+        """Return the model-parallel group of fleet's hybrid topology; None where fleet has none or it has one rank.
 
         Raises ValueError for sequence parallelism without tensor parallelism.
         """
@@ -69,48 +73,48 @@ class TensorParallel:
         group = hcg.get_model_parallel_group()
         return cls(group, hcg.get_model_parallel_rank(), group.nranks, sequence_parallel)
 
-    def __deepcopy__(self, memo):
-        """Itself: a copied layer is of the same ranks."""
+    def __deepcopy__(self, memo: object) -> TensorParallel:
+        """Return itself: a copied layer is of the same ranks."""
         return self
 
     # Collectives without gradients
 
-    def all_reduce(self, x):
-        """Sums x over the group in place and returns it."""
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum x over the group in place and return it."""
         dist.all_reduce(x, group=self.group)
         return x
 
-    def all_gather(self, x):
-        """[n, ...] on each rank -> [n·size, ...] on all."""
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return [n·size, ...] on all ranks, of [n, ...] on each."""
         out = self._room_for_all(x)
         dist.stream.all_gather(out, x.contiguous(), group=self.group, use_calc_stream=True)
         return out
 
-    def start_all_gather(self, x):
-        """`all_gather` as a Pending."""
+    def start_all_gather(self, x: Tensor) -> Pending:
+        """Do `all_gather` as a Pending."""
         x, out = x.contiguous(), self._room_for_all(x)
         return Pending(out, x, dist.stream.all_gather(out, x, group=self.group, sync_op=False))
 
-    def _room_for_all(self, x):
+    def _room_for_all(self, x: Tensor) -> Tensor:
         return paddle.empty([x.shape[0] * self.size, *x.shape[1:]], x.dtype)
 
-    def reduce_scatter(self, x):
-        """[n, ...] on each rank -> this rank's [n/size, ...] of the sum."""
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Return this rank's [n/size, ...] of the sum of [n, ...] on each rank."""
         out = self._room_for_own(x)
         dist.stream.reduce_scatter(out, x.contiguous(), group=self.group, use_calc_stream=True)
         return out
 
-    def _room_for_own(self, x):
+    def _room_for_own(self, x: Tensor) -> Tensor:
         if x.shape[0] % self.size:
             raise ValueError(f"{x.shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
         return paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
 
-    def reduce_output(self, y):
-        """What a row-parallel GEMM's partial sums become. y is overwritten without sequence parallelism."""
+    def reduce_output(self, y: Tensor) -> Tensor:
+        """Return the sum of a row-parallel GEMM's partial sums. y is overwritten without sequence parallelism."""
         return self.reduce_scatter(y) if self.sequence_parallel else self.all_reduce(y)
 
-    def start_reduce_output(self, y):
-        """`reduce_output` as a Pending."""
+    def start_reduce_output(self, y: Tensor) -> Pending:
+        """Do `reduce_output` as a Pending."""
         if not self.sequence_parallel:
             return Pending(y, y, dist.stream.all_reduce(y, group=self.group, sync_op=False))
         y, out = y.contiguous(), self._room_for_own(y)
@@ -118,38 +122,40 @@ class TensorParallel:
 
     # The same with gradients
 
-    def enter(self, x):
-        """x as the input of a column-parallel GEMM, differentiable."""
+    def enter(self, x: Tensor) -> Tensor:
+        """Return x as the input of a column-parallel GEMM, differentiable."""
         return _Enter.apply(x, self)
 
-    def sum_gradient(self, parameter):
-        """A parameter that all ranks have, and each uses for other heads or tokens: its gradient becomes the sum over
-        them."""
+    def sum_gradient(self, parameter: Tensor) -> Tensor:
+        """Return a parameter whose gradient is the sum over the ranks.
+
+        All ranks have it, and each uses it for other heads or tokens.
+        """
         return _Enter.apply(parameter, replace(self, sequence_parallel=False))
 
-    def leave(self, y):
-        """A row-parallel GEMM's result from its partial sums y, differentiable."""
+    def leave(self, y: Tensor) -> Tensor:
+        """Return a row-parallel GEMM's result from its partial sums y, differentiable."""
         return _Leave.apply(y, self)
 
 
 class _Enter(PyLayer):
     @staticmethod
-    def forward(ctx, x, tp):
+    def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
         # a view: a PyLayer may not return its input, which may be a leaf
         return tp.all_gather(x) if tp.sequence_parallel else x.view(x.shape)
 
     @staticmethod
-    def backward(ctx, dx):
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
         return ctx.tp.reduce_output(dx if ctx.tp.sequence_parallel else dx.clone())
 
 
 class _Leave(PyLayer):
     @staticmethod
-    def forward(ctx, y, tp):
+    def forward(ctx: Any, y: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
         return tp.reduce_output(y if tp.sequence_parallel else y.clone())
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
         return ctx.tp.all_gather(dy) if ctx.tp.sequence_parallel else dy

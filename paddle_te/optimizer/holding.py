@@ -1,8 +1,15 @@
-"""Which elements of which weights a rank's optimizer keeps the state of, in each kind of Paddle's sharding."""
+"""Tell which elements of which weights a rank's optimizer keeps the state of, in each kind of Paddle's sharding."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from paddle import Tensor
+from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizer,
     DygraphShardingOptimizerV2,
@@ -12,7 +19,7 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_sta
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank's optimizer has of a parameter: under which name, and which elements of the flat tensor.
+    """The part of a parameter that a rank's optimizer has: under which name, and which elements of the flat tensor.
 
     begin, end: None for all elements, in the parameter's shape; otherwise end may lie behind the last, among zeros.
     """
@@ -21,16 +28,16 @@ class Held:
     begin: int | None = None
     end: int | None = None
 
-    def share(self, array):
-        """This rank's part of a whole array."""
-        if self.begin is None:
+    def share(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return this rank's part of a whole array."""
+        if self.begin is None or self.end is None:
             return array
         flat = array.reshape(-1)[self.begin : self.end]
         return np.concatenate([flat, np.zeros(self.end - self.begin - flat.size, flat.dtype)])
 
 
-def layers_of(optimizer):
-    """An optimizer and those in it, which Paddle wraps for each kind of parallelism; Paddle's own is the last."""
+def layers_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those in it, which Paddle wraps for each kind of parallelism; Paddle's own last."""
     layers = [optimizer]
     while True:
         held = vars(layers[-1])
@@ -40,12 +47,12 @@ def layers_of(optimizer):
         layers.append(inner)
 
 
-def held_by(optimizer, parameters):
-    """{parameter's name: Held} of those Paddle parameters of which this rank's optimizer keeps the state.
+def held_by(optimizer: Any, parameters: Iterable[Tensor]) -> dict[str, Held]:
+    """Return {parameter's name: Held} of those Paddle parameters of which this rank's optimizer keeps the state.
 
     optimizer: the outermost one, wrapped for the run's kind of sharding, before its first step.
     """
-    group = None  # stage 3's
+    group: Group | None = None  # stage 3's
     for layer in layers_of(optimizer):
         if isinstance(layer, DygraphShardingOptimizerV2):
             return _held_in_buckets(layer)
@@ -59,8 +66,8 @@ def held_by(optimizer, parameters):
     return {p.name: _held_in_slices(p, group) for p in parameters if not p.stop_gradient}
 
 
-def _held_in_buckets(optimizer):
-    """Stage 1 with split_param: the rank's part of a bucket in which parameters lie one after another."""
+def _held_in_buckets(optimizer: DygraphShardingOptimizerV2) -> dict[str, Held]:
+    """Return, for stage 1 with split_param, the rank's part of a bucket in which parameters lie one after another."""
     optimizer._collect_comm_buffers()
     views = {
         name: view for bucket in optimizer._comm_buffer_list for name, view in bucket._sharding_param_grad_view.items()
@@ -72,9 +79,13 @@ def _held_in_buckets(optimizer):
     }
 
 
-def _held_in_slices(parameter, group):
-    """Stage 3: an equal slice of a large parameter for each rank; without sharding, and of a small one, everything."""
+def _held_in_slices(parameter: Tensor, group: Group | None) -> Held:
+    """Return, for stage 3, an equal slice of a large parameter for each rank.
+
+    Without sharding, and for a small parameter, return all of it.
+    """
     if not hasattr(parameter, "fw_storage"):
         return Held(parameter.name)
+    assert group is not None  # stage 3 has one
     size = int(np.prod(parameter.fw_storage.shape))
     return Held(f"slice@{parameter.name}", group.rank * size, (group.rank + 1) * size)

@@ -1,25 +1,33 @@
-"""nvgpu's operators that take many tensors in one call, for what a step does to each of its weights.
+"""Call nvgpu's operators that take many tensors at once, for what a step does to each of its weights.
 
 A call of Paddle's costs the host 5 to 100 microseconds, which a small weight's work on the device does not last. The
 kernels run in few launches (nvgpu/csrc/math/launch.h), and each tensor's result has the bits of a call of its own.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import paddle
+from paddle import Tensor
 
 from paddle_te import device
 
+if TYPE_CHECKING:
+    from paddle_te.optimizer.adamw import Step
 
-def adamw(steps):
-    """Updates the weights of Steps of AdamW (adamw.py), all at once.
+
+def adamw(steps: Sequence[Step]) -> None:
+    """Update the weights of Steps of AdamW (adamw.py), all at once.
 
     The weights lie on one nvgpu. The Steps have the same factor, learning rate, betas, epsilon and noise_key. Either
     all have a master weight or none has; the same goes for greatest second moments.
     """
     one = steps[0]
 
-    def each(name):
+    def each(name: str) -> list[Any]:
         return [getattr(step, name) for step in steps]
 
     device.nvgpu_operator(
@@ -32,8 +40,8 @@ def adamw(steps):
     )
 
 
-def deferred_adamw(calls):
-    """Returns a function without arguments that makes an `adamw` of each list of Steps.
+def deferred_adamw(calls: list[list[Step]]) -> Callable[[], None]:
+    """Return a function without arguments that makes an `adamw` of each list of Steps.
 
     All but the launches is done before it returns: Paddle takes half a millisecond over the thousand tensors of a small
     model's call, in which the device may still compute their gradients. So the function is for the same thread, once,
@@ -43,27 +51,27 @@ def deferred_adamw(calls):
         for steps in calls:
             adamw(steps)
 
-    def run():
+    def run() -> None:
         device.run_deferred()
         calls.clear()  # until here the tensors had to live
 
     return run
 
 
-def squared_norms(tensors):
-    """The sums of the squares of dense tensors that lie on one nvgpu: for each of their types a tensor [count].
+def squared_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the sums of the squares of dense tensors on one nvgpu: a tensor [count] for each of their types.
 
     As Paddle's squared_l2_norm, it rounds a tensor's sum to its type. The types are in the order of their names.
     """
     by_type = defaultdict(list)
     for tensor in tensors:
         by_type[id(tensor.dtype)].append(tensor)  # a dtype's hash takes longer than all the rest
-    by_type = sorted(by_type.values(), key=lambda alike: str(alike[0].dtype))
-    return [device.nvgpu_operator("nvgpu_multi_tensor_squared_l2_norm", alike)[0] for alike in by_type]
+    in_order = sorted(by_type.values(), key=lambda alike: str(alike[0].dtype))
+    return [device.nvgpu_operator("nvgpu_multi_tensor_squared_l2_norm", alike)[0] for alike in in_order]
 
 
-def sum_of_squares(tensors):
-    """The sum of the squares of all their elements, float32 []; of no tensors zero.
+def sum_of_squares(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the sum of the squares of all their elements, float32 []; zero without tensors.
 
     As ClipGradByGlobalNorm has it, the sums of the tensors of one type are added up in that type.
     """

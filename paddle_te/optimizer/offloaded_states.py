@@ -1,4 +1,4 @@
-"""--offload_optimizer: AdamW's master weights and moments in pinned host memory, updated on the device piece by piece.
+"""Keep AdamW's master weights and moments in pinned host memory (--offload_optimizer), updated piece by piece.
 
 A piece is some rows of a weight. Its states are copied into a slot on the device, updated there by the same kernel as
 ever, and copied back. Copies in and copies out have a stream each, because the link between host and device carries
@@ -11,31 +11,36 @@ weight. Therefore pieces have the bits of whole weights. ZeRO-Offload (Ren et al
 Megatron-Core's --optimizer-cpu-offload compute the update on the CPU instead.
 """
 
+from __future__ import annotations
+
 import ctypes
 import math
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 import paddle
+from paddle import Tensor
 from paddle.base import core
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizerV2,
 )
 
 from paddle_te import device
+from paddle_te.native.interface import Event, HostMemory
 from paddle_te.ops.te import runtime
-from paddle_te.optimizer import FactorAdamW
+from paddle_te.optimizer import FactorAdamW, Step
 from paddle_te.optimizer.holding import held_by, layers_of
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.offloaded import LEAST, PIECE, spread
 from paddle_te.weights.blocks import row_bytes
 
 
-def keep_on_host(optimizer, fraction):
-    """Lets an AdamW of Paddle's, which has no states yet, keep this share of them in host memory.
+def keep_on_host(optimizer: paddle.optimizer.Optimizer, fraction: float) -> None:
+    """Let an AdamW of Paddle's, which has no states yet, keep this share of them in host memory.
 
     Call it after `fuse_clipping`, `keep_compact` and what makes an OptimizerInBackward; nothing happens for 0, and in a
     second call. Raises ValueError for another optimizer, groups of parameters and amsgrad.
@@ -51,8 +56,8 @@ def keep_on_host(optimizer, fraction):
 
 
 @paddle.no_grad()
-def make_states(optimizer, parameters):
-    """Makes all states of an optimizer some of which are to be in host memory; nothing happens for another one.
+def make_states(optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Make all states of an optimizer some of which are to be in host memory; do nothing for another one.
 
     Before the first forward, so that those states are never on the device beside activations. optimizer: the outermost
     one, wrapped for its kind of sharding, with the state of a checkpoint if there is one. parameters: the model's.
@@ -68,8 +73,8 @@ def make_states(optimizer, parameters):
     inner._create_accumulators(paddle.base.framework.default_main_program().global_block(), held)
 
 
-def _fill_slices(optimizer):
-    """Stage 1 with split_param has the rank's slices of weights without their memory until the first step."""
+def _fill_slices(optimizer: Any) -> None:
+    """Give memory to the rank's slices of weights, which stage 1 with split_param else makes in the first step."""
     for layer in layers_of(optimizer):
         for bucket in layer._comm_buffer_list if isinstance(layer, DygraphShardingOptimizerV2) else ():
             for name, view in bucket._sharding_param_grad_view.items():
@@ -80,18 +85,19 @@ def _fill_slices(optimizer):
 class OptimizerOffload:
     """Keeps states of a FactorAdamW in host memory. fraction: of all its states."""
 
-    def __init__(self, optimizer, fraction):
+    def __init__(self, optimizer: FactorAdamW, fraction: float) -> None:
         self._optimizer, self._fraction = optimizer, fraction
-        self._weights = {}  # {name: _Weight} of those that are offloaded
-        self._free = deque()
-        self._ahead = deque()  # pieces whose states are on the device or on their way, in the order of their updates
-        self._last = None  # the piece that was updated last
-        self._copied = None  # Event of the last copies to the host
+        self._weights: dict[str, _Weight] = {}  # those that are offloaded, by name
+        self._free: deque[_Slot] = deque()
+        # pieces whose states are on the device or on their way, in the order of their updates
+        self._ahead: deque[_Piece] = deque()
+        self._last: _Piece | None = None  # the piece that was updated last
+        self._copied: Event | None = None  # the last copies to the host
         te = runtime.current().te
         self._copies_in, self._copies_out = te.CopyStream(), te.CopyStream()
 
-    def create(self, parameters, create):
-        """Makes the states of those parameters that have none, one parameter's after another's.
+    def create(self, parameters: Iterable[Tensor], create: Callable[[list[Tensor]], object]) -> None:
+        """Make the states of those parameters that have none, one parameter's after another's.
 
         create: makes those of a list, on the device.
         """
@@ -106,16 +112,17 @@ class OptimizerOffload:
         if new:
             self._make_slots()
 
-    def has(self, param):
-        """Whether the parameter's states are on the host."""
+    def has(self, param: Tensor) -> bool:
+        """Return whether the parameter's states are on the host."""
         return param.name in self._weights
 
-    def update(self, step, run):
-        """Makes the optimizer.Step of a parameter whose states are on the host. run: makes a Step on the device."""
+    def update(self, step: Step, run: Callable[[Step], object]) -> None:
+        """Make the Step of a parameter whose states are on the host. run: makes a Step on the device."""
         stream = runtime.current().stream
         weight = self._weights[step.param.name]
         for piece in weight.pieces:
             slot = self._take(piece)
+            assert slot.copied is not None  # `_begin` has set it
             slot.copied.hold(stream)
             run(weight.part(step, piece, slot))
             self._copies_out.follow(stream)
@@ -125,13 +132,13 @@ class OptimizerOffload:
             self._free.append(slot)
             self._copy_ahead()
 
-    def settle(self):
-        """Waits until host memory has what the last update has left. To be called before it is read or written."""
+    def settle(self) -> None:
+        """Wait until host memory has what the last update has left. Call it before that memory is read or written."""
         if self._copied is not None:
             self._copied.wait()
 
-    def restore(self):
-        """Takes states that the optimizer has been given in the place of its own into host memory, after `settle`."""
+    def restore(self) -> None:
+        """Take states that replaced the optimizer's own into host memory, after `settle`."""
         self._forget()
         for weight in self._weights.values():
             places = self._places(weight.param)
@@ -140,8 +147,8 @@ class OptimizerOffload:
                     there[key] = self._filled(state.memory, there[key])
             self._mark(weight)
 
-    def _places(self, param):
-        """[(field of a Step, dictionary of the optimizer's, key there)] of a parameter's states."""
+    def _places(self, param: Tensor) -> list[tuple[str, dict[str, Tensor], str]]:
+        """Return [(field of a Step, dictionary of the optimizer's, key there)] of a parameter's states."""
         optimizer, name = self._optimizer, param.name
         has_master = optimizer.has_master(param)
         places = [("master", optimizer._master_weights, name)] if has_master else []
@@ -149,7 +156,7 @@ class OptimizerOffload:
         moments = dict(moment1=optimizer._moment1_acc_str, moment2=optimizer._moment2_acc_str)
         return places + [(moment, optimizer._accumulators[kind], key) for moment, kind in moments.items()]
 
-    def _move(self, param):
+    def _move(self, param: Tensor) -> _Weight:
         te = runtime.current().te
         states = []
         for name, there, key in self._places(param):
@@ -161,22 +168,22 @@ class OptimizerOffload:
         self._mark(weight)
         return weight
 
-    def _mark(self, weight):
-        """Copies of the weight's states wait for what is under way to host memory now."""
+    def _mark(self, weight: _Weight) -> None:
+        """Let copies of the weight's states wait for what is under way to host memory now."""
         self._copied = self._copies_out.mark()
         for piece in weight.pieces:
             piece.copied = self._copied
 
-    def _stay(self, param):
-        """Brings to the device what a checkpoint has left on the host."""
+    def _stay(self, param: Tensor) -> None:
+        """Bring to the device what a checkpoint has left on the host."""
         for _, there, key in self._places(param):
             if there[key].place != param.place:
                 name = there[key].name
                 there[key] = there[key]._copy_to(param.place, True)
                 there[key].name = name
 
-    def _filled(self, memory, tensor):
-        """A tensor of Paddle's on the HostMemory, with the name, the shape and the values of a tensor."""
+    def _filled(self, memory: HostMemory, tensor: Tensor) -> Tensor:
+        """Return a Paddle tensor on the HostMemory, with the name, the shape and the values of a tensor."""
         if device.kind(tensor.place) == "cpu":
             ctypes.memmove(memory.data_ptr(), tensor.data_ptr(), memory.bytes)
         else:
@@ -186,7 +193,7 @@ class OptimizerOffload:
             self._copies_out.mark().hold(stream)  # what the stream computes next may be given the tensor's memory
         return tensor_on(memory, tensor.dtype, tensor.shape, tensor.name)
 
-    def _make_slots(self):
+    def _make_slots(self) -> None:
         pieces = [piece for weight in self._weights.values() for piece in weight.pieces]
         self._forget()
         if not pieces:
@@ -201,8 +208,8 @@ class OptimizerOffload:
         self._free = deque(_Slot([rt.empty([size], paddle.uint8) for size in sizes]) for _ in range(slots))
         self._copies_in.follow(rt.stream)  # whose earlier work may use this memory
 
-    def _take(self, piece):
-        """The _Slot with a piece's states, or into which they are being copied."""
+    def _take(self, piece: _Piece) -> _Slot:
+        """Return the _Slot with a piece's states, or into which they are being copied."""
         if not self._ahead or self._ahead[0] is not piece:  # the order is not the last step's
             self._forget()
             self._begin(piece)
@@ -210,16 +217,18 @@ class OptimizerOffload:
             self._last.next = piece
         self._last = self._ahead.popleft()
         slot, piece.slot = piece.slot, None
+        assert slot is not None  # pieces that are ahead have one
         return slot
 
-    def _copy_ahead(self):
-        piece = (self._ahead[-1] if self._ahead else self._last).next
+    def _copy_ahead(self) -> None:
+        last = self._ahead[-1] if self._ahead else self._last
+        piece = last and last.next
         while self._free and piece is not None and piece.slot is None:
             self._begin(piece)
             piece = piece.next
 
-    def _begin(self, piece):
-        """Begins to copy a piece's states to the device."""
+    def _begin(self, piece: _Piece) -> None:
+        """Begin to copy a piece's states to the device."""
         slot = piece.slot = self._free.popleft()
         for event in filter(None, (slot.copied, piece.copied)):  # its slot's last piece, and its own last update
             self._copies_in.follow(event)
@@ -228,20 +237,22 @@ class OptimizerOffload:
         slot.copied = self._copies_in.mark()
         self._ahead.append(piece)
 
-    def _forget(self):
-        """Lets go of the pieces that are ahead. What is copied meanwhile is copied in vain."""
+    def _forget(self) -> None:
+        """Let go of the pieces that are ahead. What is copied meanwhile is copied in vain."""
         for piece in self._ahead:
-            self._free.append(piece.slot)
+            if piece.slot is not None:
+                self._free.append(piece.slot)
             piece.slot = None
         self._ahead.clear()
 
 
-def tensor_on(memory, dtype, shape, name):
-    """A Paddle tensor on the host in the bytes of a HostMemory, which lives as long as the tensor does."""
+def tensor_on(memory: HostMemory, dtype: Any, shape: Sequence[int], name: str) -> Tensor:
+    """Return a Paddle tensor on the host in the bytes of a HostMemory, which lives as long as the tensor does."""
     held = (ctypes.c_uint8 * memory.bytes).from_address(memory.data_ptr())
-    held.memory = memory
+    held.memory = memory  # type: ignore[attr-defined]  # lives as long as this
+    values = np.frombuffer(held, np.uint8)  # type: ignore[call-overload]  # a ctypes array is a buffer
     tensor = core.eager.Tensor(
-        value=np.frombuffer(held, np.uint8), place=core.CPUPlace(), persistable=True, zero_copy=True, stop_gradient=True
+        value=values, place=core.CPUPlace(), persistable=True, zero_copy=True, stop_gradient=True
     )
     tensor = runtime.view(tensor.view(dtype), list(shape))
     tensor.name = name
@@ -253,23 +264,23 @@ class _State:
     """A state of a weight: its place in a Step, and the HostMemory that it lies in."""
 
     name: str
-    dtype: Any
+    dtype: Any  # Paddle's
     itemsize: int
-    memory: Any
+    memory: HostMemory
 
-    def shape_of(self, shape):
-        """Its shape for rows of a weight; shape: theirs."""
+    def shape_of(self, shape: list[int]) -> list[int]:
+        """Return its shape for rows of a weight; shape: theirs."""
         return [*shape[:-1], row_bytes(shape[-1])] if self.dtype == paddle.int8 else shape
 
-    def bytes_of(self, shape):
-        """Its bytes likewise."""
+    def bytes_of(self, shape: list[int]) -> int:
+        """Return its bytes for such rows."""
         return math.prod(self.shape_of(shape)) * self.itemsize
 
 
 class _Weight:
     """A parameter with its [_State], and its [_Piece]s, which follow each other."""
 
-    def __init__(self, param, states):
+    def __init__(self, param: Tensor, states: list[_State]) -> None:
         self.param, self.states = param, states
         rows, *rest = param.shape
         cuts = [*range(0, rows, max(PIECE // math.prod(rest), 1)), rows]
@@ -277,20 +288,19 @@ class _Weight:
         for piece, following in pairwise(self.pieces):
             piece.next = following
 
-    def part(self, step, piece, slot):
-        """The Step of a piece, whose states are in a _Slot. The powers of beta change with the last one."""
+    def part(self, step: Step, piece: _Piece, slot: _Slot) -> Step:
+        """Return the Step of a piece, whose states are in a _Slot. The powers of beta change with the last one."""
         if piece is self.pieces[-1]:
-            powers = {}
+            changed: dict[str, Any] = {}
         else:
-            powers = dict(beta1_power=step.beta1_power.clone(), beta2_power=step.beta2_power.clone())
+            changed = dict(beta1_power=step.beta1_power.clone(), beta2_power=step.beta2_power.clone())
         last = piece.first + piece.shape[0]
         return replace(
             step,
             param=step.param._slice(piece.first, last),
             grad=step.grad._slice(piece.first, last),
             noise_first=step.noise_first + piece.first * math.prod(piece.shape[1:]),
-            **powers,
-            **slot.states(piece),
+            **changed | slot.states(piece),
         )
 
 
@@ -304,18 +314,18 @@ class _Piece:
 
     weight: _Weight
     first: int
-    shape: list
-    spans: list = field(init=False)
-    copied: Any = None
-    slot: Any = None
-    next: Any = None
+    shape: list[int]
+    spans: list[tuple[int, int]] = field(init=False)
+    copied: Event | None = None
+    slot: _Slot | None = None
+    next: _Piece | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         before = [self.first, *self.shape[1:]]
         self.spans = [(state.bytes_of(before), state.bytes_of(self.shape)) for state in self.weight.states]
 
-    def copies(self, slot):
-        """What is copied between host memory and a _Slot."""
+    def copies(self, slot: _Slot) -> Iterator[_Copy]:
+        """Yield what is copied between host memory and a _Slot."""
         for state, memory, (first, size) in zip(self.weight.states, slot.memories, self.spans, strict=False):
             yield _Copy(state.memory.data_ptr() + first, memory.data_ptr(), size)
 
@@ -333,11 +343,11 @@ class _Copy:
 class _Slot:
     """Device memory for a piece: an uint8 tensor for each state. copied: Event of the last copies into it or out."""
 
-    memories: list
-    copied: Any = None
+    memories: list[Tensor]
+    copied: Event | None = None
 
-    def states(self, piece):
-        """{field of a Step: tensor} of a piece's states."""
+    def states(self, piece: _Piece) -> dict[str, Tensor]:
+        """Return {field of a Step: tensor} of a piece's states."""
         return {
             state.name: runtime.view(memory._slice(0, size).view(state.dtype), state.shape_of(piece.shape))
             for state, memory, (_, size) in zip(piece.weight.states, self.memories, piece.spans, strict=False)

@@ -11,6 +11,7 @@ bytes mean.
 A rank that holds a slice of a flat weight, as sharding has it, divides the slice into blocks from its own beginning.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -31,7 +32,7 @@ def row_bytes(width: int) -> int:
     return -(-width // 4) * 4 + -(-width // BLOCK) * UNIT_BYTES
 
 
-def moment_shape(shape: Shape) -> Shape:
+def moment_shape(shape: Sequence[int]) -> Shape:
     """Return the shape of the int8 moment of a weight of a shape."""
     return (*shape[:-1], row_bytes(shape[-1])) if len(shape) else (row_bytes(1),)
 
