@@ -16,7 +16,7 @@ from paddle_te.host import PADDLENLP
 
 @dataclass(frozen=True)
 class Command:
-    """A program. `module`.main() reads sys.argv and ends with an exit status, None meaning 0.
+    """A program of paddle-te. `module`.main() reads sys.argv and ends with an exit status, None meaning 0.
 
     `module`.make_parser(*words) is its parser, for `paddle-te completion`.
     words: stand before the user's. needs: packages that are not required by this one, since there are several of them.
@@ -30,7 +30,7 @@ class Command:
     host: str | None = None
 
     def missing(self) -> bool:
-        """Whether one of the packages that it needs is not installed."""
+        """Return whether one of the packages that it needs is not installed."""
         return any(importlib.util.find_spec(package) is None for package in self.needs)
 
 
@@ -65,7 +65,7 @@ PADDLE = "pip install 'paddle_te[cpu,paddlenlp]', or paddlepaddle-gpu for an NVI
 
 
 def usage() -> str:
-    """The text of --help."""
+    """Return the text of --help."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         [
@@ -81,7 +81,7 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int | None:
-    """Runs a command. Returns, or ends the process with, its exit status; 2 where there is no such command."""
+    """Run a command. Return, or end the process with, its exit status; 2 where there is no such command."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(usage())

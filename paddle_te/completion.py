@@ -1,4 +1,4 @@
-"""paddle-te completion SHELL: writes the script with which a shell completes the arguments of paddle-te.
+"""Write the script with which a shell completes the arguments of paddle-te: paddle-te completion SHELL.
 
     paddle-te completion bash > ~/.local/share/bash-completion/completions/paddle-te
     paddle-te completion zsh > ~/.zfunc/_paddle-te         # a folder of $fpath
@@ -8,8 +8,11 @@ shtab makes it from the commands' own parsers, so make it anew after an update. 
 are completed by their names alone.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib
+from collections.abc import Sequence
 
 import shtab
 
@@ -28,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """One parser of all commands, each with its own parser's arguments."""
+    """Return one parser of all commands, each with its own parser's arguments."""
     parser = argparse.ArgumentParser(prog="paddle-te")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers()
@@ -39,12 +42,12 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def script(shell: str) -> str:
-    """What completes paddle-te's arguments in one of SHELLS."""
+    """Return what completes paddle-te's arguments in one of SHELLS."""
     return shtab.complete(whole_parser(), shell)
 
 
-def main(argv=None) -> None:
-    """The command line."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
     args = make_parser().parse_args(argv)
     screen.before_imports()  # of the commands' modules, whose warnings nobody asked for here
     print(script(args.shell))

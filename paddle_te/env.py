@@ -1,8 +1,10 @@
-"""What this machine has and which backends can run on it: `python -m paddle_te.env [--json] [--save FILE]`.
+"""Report what this machine has and which backends can run on it: `python -m paddle_te.env [--json] [--save FILE]`.
 
 Nothing here fails because something is missing: what is missing is the report. Exit status 0; 1 where FILE could not
 be written.
 """
+
+from __future__ import annotations
 
 import argparse
 import importlib
@@ -13,7 +15,9 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paddle_te import host, native
 from paddle_te.native import Problem
@@ -42,8 +46,8 @@ INSTALL = {
 }
 
 
-def package_versions():
-    """{distribution: version} of the installed ones among PACKAGES."""
+def package_versions() -> dict[str, str]:
+    """Return {distribution: version} of the installed ones among PACKAGES."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -53,8 +57,8 @@ def package_versions():
     return versions
 
 
-def import_problems():
-    """Problems that keep Paddle and the host that is installed, or PaddleNLP, from being imported."""
+def import_problems() -> list[Problem]:
+    """Return the problems that keep Paddle and the host that is installed, or PaddleNLP, from being imported."""
     hosts = host.installed() or [host.PADDLENLP]
     for name, remedy in (
         ("paddle", f"{INSTALL[hosts[0]]}, or paddlepaddle-gpu for an NVIDIA GPU"),
@@ -67,8 +71,8 @@ def import_problems():
     return []
 
 
-def training_device():
-    """The Paddle device to train on here, as --device takes it: gpu, nvgpu (nvgpu) or cpu.
+def training_device() -> str:
+    """Return the Paddle device to train on here, as --device takes it: gpu, nvgpu (nvgpu) or cpu.
 
     Raises ImportError without Paddle.
     """
@@ -81,8 +85,11 @@ def training_device():
     return "nvgpu" if any(name.split(":")[0] == "nvgpu" for name in available) else "cpu"
 
 
-def nvidia_gpus():
-    """One dict per NVIDIA GPU (name, driver_version, memory, compute_capability), as nvidia-smi tells; [] without."""
+def nvidia_gpus() -> list[dict[str, str]]:
+    """Return a dict for each NVIDIA GPU, as nvidia-smi tells; [] without.
+
+    Keys: name, driver_version, memory, compute_capability.
+    """
     fields = ["name", "driver_version", "memory.total", "compute_cap"]
     if not shutil.which("nvidia-smi"):
         return []
@@ -95,8 +102,8 @@ def nvidia_gpus():
     return [dict(zip(names, line.split(", "), strict=True)) for line in result.stdout.strip().splitlines()]
 
 
-def backend_problems(backend, precision):
-    """Why `backend` cannot train in `precision` on Paddle's present device; an empty list when it can.
+def backend_problems(backend: str, precision: str) -> list[Problem]:
+    """Say why `backend` cannot train in `precision` on Paddle's present device; an empty list when it can.
 
     Args:
         backend: none, pd or te.
@@ -111,7 +118,7 @@ def backend_problems(backend, precision):
     return []
 
 
-def _bf16_problems():
+def _bf16_problems() -> list[Problem]:
     from paddle_te import device
 
     if device.bf16_supported():
@@ -120,7 +127,7 @@ def _bf16_problems():
     return [Problem(what, "train in fp32, or on an NVIDIA GPU (Ampere or newer)")]
 
 
-def _te_problems(precision):
+def _te_problems(precision: str) -> list[Problem]:
     from paddle_te import device
 
     problems = []
@@ -132,8 +139,8 @@ def _te_problems(precision):
     return problems + native.diagnose(fp8=precision == "fp8")
 
 
-def backends():
-    """{precision: {backend: [Problem, …]}} for all of them; an empty list: usable."""
+def backends() -> dict[str, dict[str, list[Problem]]]:
+    """Return {precision: {backend: [Problem, …]}} for all of them; an empty list: usable."""
     if problems := import_problems():
         return {precision: {backend: problems for backend in BACKENDS} for precision in PRECISIONS}
     import paddle
@@ -149,8 +156,8 @@ def backends():
         paddle.set_device(previous)
 
 
-def usable_backends(precision="fp32"):
-    """The backends (none, pd, te) that can train in `precision` here, on `training_device()`.
+def usable_backends(precision: str = "fp32") -> list[str]:
+    """Return the backends (none, pd, te) that can train in `precision` here, on `training_device()`.
 
     Raises ValueError for a precision other than fp32, bf16 and fp8.
     """
@@ -159,8 +166,8 @@ def usable_backends(precision="fp32"):
     return [backend for backend, problems in backends()[precision].items() if not problems]
 
 
-def report():
-    """All of it, as plain data: what --json prints."""
+def report() -> dict[str, Any]:
+    """Return all of it, as plain data: what --json prints."""
     reasons = backends()
     return {
         "machine": {
@@ -187,18 +194,18 @@ def report():
     }
 
 
-def _processor():
+def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
 
 
-def format_report(report):
-    """The report as text."""
+def format_report(report: Mapping[str, Any]) -> str:
+    """Return the report as text."""
     machine, lines = report["machine"], []
 
-    def section(title, rows):
+    def section(title: str, rows: Sequence[tuple[str, str]]) -> None:
         lines.extend([title, *(f"  {name:<24} {text}".rstrip() for name, text in rows), ""])
 
     rows = [("system", machine["system"]), ("processor", f"{machine['processor']}, {machine['cores']} cores")]
@@ -232,15 +239,15 @@ def format_report(report):
     return "\n".join(lines)
 
 
-def _answer(backend, precision, usable):
+def _answer(backend: str, precision: str, usable: Sequence[str]) -> str:
     if backend not in usable:
         return "no"
     return "emulated" if (backend, precision) == ("pd", "fp8") else "yes"
 
 
-def _reasons(unusable):
-    """(what, remedy, "te (bf16, fp8), …") with each reason once."""
-    places = {}
+def _reasons(unusable: Mapping[str, Mapping[str, Sequence[Mapping[str, str]]]]) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, remedy, "te (bf16, fp8), …") with each reason once."""
+    places: dict[tuple[str, str], dict[str, list[str]]] = {}
     for precision, backends_ in unusable.items():
         for backend, problems in backends_.items():
             for problem in problems:
@@ -249,15 +256,15 @@ def _reasons(unusable):
         yield what, remedy, ", ".join(f"{backend} ({', '.join(precisions)})" for backend, precisions in of.items())
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="What is here, and which backends run.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save", type=file_argument, metavar="FILE", help="also write the JSON to FILE")
     return parser
 
 
-def main(argv=None):
-    """The command line."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
     args = make_parser().parse_args(argv)
     screen.before_imports()
     found = report()

@@ -1,4 +1,4 @@
-"""Checks the numbers of this machine in about a minute: `paddle-te selftest [--report FILE]`.
+"""Check the numbers of this machine in about a minute: `paddle-te selftest [--report FILE]`.
 
 On an NVIDIA GPU each layer of Transformer Engine (te), forward and backward, in bf16 and fp8, is compared with the same
 layer in plain Paddle (pd) in float32 on the CPU; its error may be little above the one that the precision itself makes,
@@ -16,10 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import paddle
 
 from paddle_te import device, env, fp8, layers
@@ -28,6 +31,8 @@ from paddle_te.outputs import NotWritten, file_argument, write_file
 from paddle_te.table import in_columns
 
 HIDDEN, FFN, HEADS, KV_HEADS, BATCH, SEQUENCE = 256, 448, 4, 2, 2, 64
+Array: TypeAlias = npt.NDArray[Any]  # of floats
+Dtype: TypeAlias = Literal["float32", "float64", "bfloat16"]
 TE, PD = "transformer_engine", "paddle"
 COLLECTIVES = Path(__file__).parent / "scripts/check_collectives.py"
 COLLECTIVES_SECONDS = 120
@@ -38,12 +43,12 @@ STEPS = 3  # of which the last is compared: delayed scaling goes by the amaxes o
 class Layer:
     """How a layer is made, and the shapes of its inputs behind batch and sequence. rotary: the argument for angles."""
 
-    make: object
-    inputs: list = field(default_factory=lambda: [(HIDDEN,)])
+    make: Callable[..., paddle.nn.Layer]
+    inputs: Sequence[tuple[int, ...]] = field(default_factory=lambda: [(HIDDEN,)])
     rotary: str = ""
 
 
-def _attention(backend, **_):
+def _attention(backend: str, **_: object) -> paddle.nn.Layer:
     return layers.DotProductAttention(HIDDEN // HEADS, backend)
 
 
@@ -81,9 +86,9 @@ class Check:
 class Report:
     """What was found. not_tested: {what: why}. times: {what: ms}."""
 
-    checks: list = field(default_factory=list)
-    not_tested: dict = field(default_factory=dict)
-    times: dict = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    not_tested: dict[str, str] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
 
     def wrong(self) -> list[str]:
         return [check.what for check in self.checks if not check.right]
@@ -99,37 +104,37 @@ class Report:
         return "\n".join(lines + [f"not tested: {what}: {why}" for what, why in self.not_tested.items()])
 
 
-def relative(got, want) -> float:
-    """‖got - want‖ / ‖want‖."""
+def relative(got: Array, want: Array) -> float:
+    """Return ‖got - want‖ / ‖want‖."""
     return float(np.linalg.norm(got.astype("float64") - want) / np.linalg.norm(want))
 
 
-def as_bf16_has_it(array):
-    """float32, the lower half of the bits cut off, so that bfloat16 holds each number exactly."""
+def as_bf16_has_it(array: Array) -> Array:
+    """Return float32, the lower half of the bits cut off, so that bfloat16 holds each number exactly."""
     return (array.astype("float32").view("uint32") & 0xFFFF0000).view("float32")
 
 
 class Case:
     """One layer's weights, inputs and output gradients, which bf16 has exactly, and what comes of them."""
 
-    def __init__(self, name, seed):
+    def __init__(self, name: str, seed: int) -> None:
         self.layer, self.generator = LAYERS[name], np.random.default_rng(seed)
         self.inputs = [self._draw([BATCH, SEQUENCE, *shape]) for shape in self.layer.inputs]
         paddle.set_device("cpu")
         made = self.layer.make(backend=PD, params_dtype="float32")
         self.weights = {key: self._weight(parameter.shape) for key, parameter in made.named_parameters()}
-        self.output_grads = []
+        self.output_grads: list[Array] = []
 
-    def _draw(self, shape):
+    def _draw(self, shape: Sequence[int]) -> Array:
         return as_bf16_has_it(self.generator.standard_normal(shape))
 
-    def _weight(self, shape):
-        """Norms around one, matrices that keep the scale of what they multiply."""
+    def _weight(self, shape: Sequence[int]) -> Array:
+        """Draw a weight: norms around one, matrices that keep the scale of what they multiply."""
         value = self._draw(shape)
         return as_bf16_has_it(1 + 0.125 * value if len(shape) == 1 else value * shape[1] ** -0.5)
 
-    def run(self, backend, dtype, recipe=None):
-        """{name: float64 array} of the outputs and of all gradients, on Paddle's present device."""
+    def run(self, backend: str, dtype: Dtype, recipe: fp8.DelayedScaling | None = None) -> dict[str, Array]:
+        """Return {name: float64 array} of the outputs and of all gradients, on Paddle's present device."""
         layer = self.layer.make(backend=backend, params_dtype=dtype)
         for key, parameter in layer.named_parameters():
             parameter.set_value(paddle.to_tensor(self.weights[key]).astype(dtype))
@@ -153,23 +158,23 @@ class Case:
         return {key: value.cast("float64" if dtype == "float64" else "float32").numpy() for key, value in found.items()}
 
 
-def worst(what, got, truth, bounds) -> Check:
-    """The comparison that is nearest to its bound, or farthest above it. bounds: {name: bound}."""
+def worst(what: str, got: Mapping[str, Array], truth: Mapping[str, Array], bounds: Mapping[str, float]) -> Check:
+    """Return the comparison that is nearest to its bound, or farthest above it. bounds: {name: bound}."""
     errors = {name: relative(got[name], want) for name, want in truth.items()}
     # a NaN is never within its bound
     name = max(errors, key=lambda name: errors[name] / bounds[name] if errors[name] == errors[name] else np.inf)
     return Check(what, errors[name], bounds[name], name)
 
 
-def check_on_cpu(name, seed) -> Check:
-    """pd in float32 against pd in float64."""
+def check_on_cpu(name: str, seed: int) -> Check:
+    """Compare pd in float32 with pd in float64."""
     case = Case(name, seed)
     truth = case.run(PD, "float64")
     return worst(f"{name}, pd in float32", case.run(PD, "float32"), truth, dict.fromkeys(truth, 1e-5))
 
 
-def check_on_gpu(name, seed, where, recipe=None) -> Check:
-    """te on the device `where` against pd in float32 on the CPU; in fp8 with a recipe, otherwise in bf16."""
+def check_on_gpu(name: str, seed: int, where: str, recipe: fp8.DelayedScaling | None = None) -> Check:
+    """Compare te on the device `where` with pd in float32 on the CPU; in fp8 with a recipe, otherwise in bf16."""
     case = Case(name, seed)
     truth = case.run(PD, "float32")
     if recipe:
@@ -183,8 +188,13 @@ def check_on_gpu(name, seed, where, recipe=None) -> Check:
     return worst(what, case.run(TE, "bfloat16", recipe), truth, bounds)
 
 
-def time_of_layer(where, backend, dtype, recipe=None, repeats=10) -> float:
-    """ms of a TransformerLayer's forward and backward: Llama-2-7B's with 4096 tokens on a GPU, a small one on a CPU."""
+def time_of_layer(
+    where: str, backend: str, dtype: Dtype, recipe: fp8.DelayedScaling | None = None, repeats: int = 10
+) -> float:
+    """Return the ms of a TransformerLayer's forward and backward.
+
+    The layer is Llama-2-7B's with 4096 tokens on a GPU, a small one on a CPU.
+    """
     paddle.set_device(where)
     hidden, ffn, heads, tokens = (4096, 11008, 32, 4096) if where != "cpu" else (HIDDEN, FFN, HEADS, 512)
     layer = layers.TransformerLayer(hidden, ffn, heads, params_dtype=dtype, backend=backend)
@@ -202,7 +212,7 @@ def time_of_layer(where, backend, dtype, recipe=None, repeats=10) -> float:
     return float(np.median(times[repeats // 2 :]))
 
 
-def check_collectives(devices, logs) -> list[Check]:
+def check_collectives(devices: Sequence[str], logs: str) -> list[Check]:
     """All devices together, each in a process of its own. logs: a folder for theirs.
 
     Raises RuntimeError where they do not come to an end.
@@ -221,8 +231,8 @@ def check_collectives(devices, logs) -> list[Check]:
     ]
 
 
-def selftest(seed) -> Report:
-    """All that can be tested here."""
+def selftest(seed: int) -> Report:
+    """Test all that can be tested here."""
     report, where = Report(), env.training_device()
     for name in LAYERS:
         report.checks.append(check_on_cpu(name, seed))
@@ -246,7 +256,7 @@ def selftest(seed) -> Report:
     return report
 
 
-def _collectives(report):
+def _collectives(report: Report) -> None:
     devices = [str(number) for number in range(len(env.nvidia_gpus()))]
     if len(devices) < 2:
         report.not_tested["collectives"] = f"{len(devices)} NVIDIA GPU"
@@ -258,7 +268,7 @@ def _collectives(report):
             report.checks.append(Check(f"collectives, {len(devices)} devices", float("nan"), 0.0, str(error)))
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--report", type=file_argument, metavar="FILE", help="also write all, and what this machine has, as JSON"
@@ -267,8 +277,8 @@ def make_parser():
     return parser
 
 
-def main(argv=None) -> int:
-    """The command line; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
     args = make_parser().parse_args(argv)
     report = selftest(args.seed)
     print(report.table())

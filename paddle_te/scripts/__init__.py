@@ -12,8 +12,8 @@ from paddle_te.runs.leaving import leaving_at_once
 from paddle_te.upstream import deferred_imports
 
 
-def run(module, host=PADDLENLP):
-    """What the main() of `module` returns, which may import Paddle and its host: neither may be imported before.
+def run(module: str, host: str | None = PADDLENLP) -> int | None:
+    """Return what the main() of `module` returns, which may import Paddle and its host: neither may be imported before.
 
     Ends the process with 2 where the host is not installed; None: it needs none. A main() that fails ends it at once.
     """
