@@ -12,6 +12,7 @@ Imports neither paddle nor paddlenlp: the launcher checks its arguments with thi
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paddle_te.configs.reading import ModelConfig, check_computed, model_config, read_file
 from paddle_te.configs.schema import ConfigError
@@ -44,16 +45,16 @@ MODEL_VALUES = (
 
 
 def known_names() -> list[str]:
-    """The names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, `Qwen/Qwen2.5-7B`, ..."""
+    """Return the names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, `Qwen/Qwen2.5-7B`, ..."""
     return sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("config.json"))
 
 
 def canonical(name: str) -> str | None:
-    """The full name of a known model, also from a short one; None for any other name.
+    """Return the full name of a known model, also from a short one; None for any other name.
 
     `meta-llama/Meta-Llama-3-8B`, `meta-llama/Llama-3-8B`, `Meta-Llama-3-8B` and `llama-3-8b` are one model.
     """
-    names = {}
+    names: dict[str, str] = {}
     for known in known_names():
         organisation, slash, model = known.lower().rpartition("/")
         short = model.removeprefix("meta-")
@@ -62,7 +63,7 @@ def canonical(name: str) -> str | None:
 
 
 def resolve(name_or_path: str) -> Path:
-    """The folder whose config.json describes a model.
+    """Return the folder whose config.json describes a model.
 
     A folder comes before a known name, as in PaddleNLP: weights downloaded to ./meta-llama/Llama-2-7b are found there.
 
@@ -82,19 +83,18 @@ def resolve(name_or_path: str) -> Path:
 
 
 def name_of(name_or_path: str) -> str:
-    """What `resolve` knows the model by: for a folder of this package its name."""
+    """Return the name by which `resolve` knows the model: for a folder of this package its name."""
     path = Path(name_or_path)
     return path.relative_to(CONFIGS).as_posix() if path.is_relative_to(CONFIGS) else name_or_path
 
 
 def read_model(name_or_path: str) -> ModelConfig:
-    """The config.json of `resolve(name_or_path)`. Raises ValueError, as `read`."""
+    """Return the config.json of `resolve(name_or_path)`. Raises ValueError, as `read`."""
     return read_file(resolve(name_or_path) / "config.json")
 
 
-def read(name_or_path: str) -> dict:
-    """config.json of `resolve(name_or_path)` in PaddleNLP's words, with num_key_value_heads filled in where it is left
-    out.
+def read(name_or_path: str) -> dict[str, Any]:
+    """Return config.json of `resolve(name_or_path)` in PaddleNLP's words, with num_key_value_heads filled in.
 
     Raises:
         ValueError: an unknown name; a config.json that is none, or that of a model which no layers here compute.
@@ -102,8 +102,8 @@ def read(name_or_path: str) -> dict:
     return words_of_model(read_model(name_or_path))
 
 
-def words_of_model(config: ModelConfig) -> dict:
-    """A ModelConfig as the dict that `read` returns."""
+def words_of_model(config: ModelConfig) -> dict[str, Any]:
+    """Return a ModelConfig as the dict that `read` returns."""
     content = config.content
     if config.theirs and config.family.hf_model_type:  # sizes have other names there
         content = to_paddlenlp(config, content.get("torch_dtype"))

@@ -6,6 +6,9 @@ What the classes of a host have stands with the host: `paddle_te.hosts.paddlenlp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Config: TypeAlias = Any  # a model's configuration: a dict, or an object of a host's, which has no types
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Family:
         return f"{self.title}ForCausalLM"
 
     def has_bias(self, part: str) -> bool:
-        """Whether a part of a layer, a norm or a projection such as q or down, has a bias."""
+        """Return whether a part of a layer, a norm or a projection such as q or down, has a bias."""
         if part.endswith("norm"):
             return self.normalization == "LayerNorm"
         return self.biases == "all" or self.biases == "qkv" and part in ("q", "k", "v")
@@ -67,13 +70,13 @@ GPT = Family(
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL, GPT)}
 
 
-def value(config, name: str, default=None):
-    """What a model's configuration, a dict or PaddleNLP's object, says about something."""
+def value(config: Config, name: str, default: Any = None) -> Any:
+    """Return what a model's configuration, a dict or PaddleNLP's object, says about something."""
     return config.get(name, default) if isinstance(config, dict) else getattr(config, name, default)
 
 
-def is_tied(config) -> bool:
-    """Whether a model's head is its embedding. config: its configuration, a dict or PaddleNLP's object, or None.
+def is_tied(config: Config) -> bool:
+    """Return whether a model's head is its embedding. config: its configuration, a dict or PaddleNLP's object, or None.
 
     PaddleNLP's GPT has no other, and leaves that out of its config.json.
     """
@@ -82,8 +85,8 @@ def is_tied(config) -> bool:
     return bool(value(config, "tie_word_embeddings")) or family_of(config).tied
 
 
-def family_of(config) -> Family:
-    """The Family of a model's configuration, a dict or PaddleNLP's object; Llama's where it names none.
+def family_of(config: Config) -> Family:
+    """Return the Family of a model's configuration, a dict or PaddleNLP's object; Llama's where it names none.
 
     Raises:
         ValueError: it is none of FAMILIES, which are listed.

@@ -59,7 +59,7 @@ _TAKEN_APART = "id2label label2id num_labels problem_type pruned_heads quantizat
 NOT_FOR_PADDLENLP = {*_OF_A_RUN.split(), *_TAKEN_APART.split()}
 
 # key: the values with which it changes nothing, beside null. Other families' words; and a family's of another language.
-CHANGING: dict[str, tuple] = {
+CHANGING: dict[str, tuple[object, ...]] = {
     "alibi": (False,),
     "use_alibi": (False,),
     "use_long_sequence_strategies": (False,),
@@ -152,7 +152,7 @@ OTHER_WORDS = {
 
 
 def changes_nothing(name: str, value: object) -> bool:
-    """Whether a key of CHANGING has a value with which a model computes what it does without the key."""
+    """Return whether a key of CHANGING has a value with which a model computes the same as without the key."""
     if value is None or any(type(value) is type(each) and value == each for each in CHANGING[name]):
         return True
     if name == "quantization_config" and isinstance(value, dict):  # PaddleNLP writes one that asks for nothing

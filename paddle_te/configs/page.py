@@ -1,11 +1,12 @@
-"""docs/reference/config.md: what config.json of each family may say, made from `configs.schema`."""
+"""Make docs/reference/config.md, the keys that config.json of each family may have, from `configs.schema`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from paddle_te import typed
 from paddle_te.configs.families import FAMILIES, Family
@@ -18,7 +19,7 @@ _HEAD = "| key | it must be | default | unit | what it says |\n|---|---|---|---|
 
 
 def page() -> str:
-    """What the file should hold."""
+    """Return the content of the page."""
     parts = [
         "# config.json",
         "Made by `python -m paddle_te.configs` from `paddle_te/configs/schema.py`; edit that instead.",
@@ -54,7 +55,7 @@ def page() -> str:
 
 
 def _section(title: str, says: str, record: type) -> str:
-    """The keys that a record says itself, and does not take over."""
+    """Return the keys that a record says itself, and does not take over."""
     hints, own = get_type_hints(record), record.__annotations__
     rows = [_row(entry, hints[entry.name]) for entry in fields(record) if entry.name in own]
     return "\n\n".join([f"## {title}", says, "\n".join([_HEAD, *rows])])
@@ -66,25 +67,25 @@ def _model_types(family: Family) -> str:
 
 
 def _changing() -> list[str]:
-    """Lines of the keys of CHANGING by the values that they may have."""
-    names = {}
+    """Return lines of the keys of CHANGING by the values that they may have."""
+    names: dict[str, list[str]] = {}
     for name, values in CHANGING.items():
         names.setdefault(_values((None, *values)), []).append(f"`{name}`")
     return [f"- {values}: {', '.join(of_these)}" for values, of_these in names.items()]
 
 
-def _row(entry: Field, kind: object) -> str:
+def _row(entry: Field[Any], kind: Any) -> str:
     key: Key = entry.metadata["key"]
     cells = [_name(entry.name, key), _wanted(entry, kind, key), _defaults(entry, key), key.unit, _means(key)]
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
-def _name(name, key):
+def _name(name: str, key: Key) -> str:
     theirs = f", transformers' {' and '.join(f'`{word}`' for word in key.theirs)}" if key.theirs else ""
     return f"`{name}`{theirs}"
 
 
-def _wanted(entry, kind, key):
+def _wanted(entry: Field[Any], kind: Any, key: Key) -> str:
     if key.only:
         theirs = f"; transformers' {_values(tuple(key.values))}" if key.values else ""
         return _values(key.only) + theirs
@@ -92,24 +93,24 @@ def _wanted(entry, kind, key):
     return f"{words}; with backends pd and te {_values(key.ours)}" if key.ours else words
 
 
-def _defaults(entry, key):
+def _defaults(entry: Field[Any], key: Key) -> str:
     if entry.default is MISSING:
         return "must be there"
     return _value(entry.default) if key.paddlenlp is SAME else f"{_value(entry.default)}, {_value(key.paddlenlp)}"
 
 
-def _means(key):
+def _means(key: Key) -> str:
     return key.means + (f" (only {key.written_by} has it)" if key.written_by else "")
 
 
-def _scaling_row(entry):
+def _scaling_row(entry: Field[Any]) -> str:
     words = typed.wanted(get_type_hints(Scaling)[entry.name], entry.metadata.get("bounds"))
     return f"| `{entry.name}` | {words} |"
 
 
-def _value(value):
+def _value(value: object) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def _values(values):
+def _values(values: Iterable[object]) -> str:
     return " or ".join(_value(value) for value in values)

@@ -1,4 +1,4 @@
-"""config.json, read once for all: strict JSON, each key known, each value of its type and within its bounds.
+"""Read config.json once for all: strict JSON, each key known, each value of its type and within its bounds.
 
 What is wrong raises ConfigError, one line that names the file, the key, the value and what it must be. What a model may
 have, but our layers or PaddleNLP's do not compute, is refused by `check_computed`.
@@ -7,14 +7,16 @@ have, but our layers or PaddleNLP's do not compute, is refused by `check_compute
 from __future__ import annotations
 
 import difflib
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from paddle_te import typed
 from paddle_te.configs.families import FAMILIES, Family, family_of
 from paddle_te.configs.others import CHANGING, OTHER_WORDS, WITHOUT_MEANING, changes_nothing
 from paddle_te.configs.rope import scaling_of
-from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, keys_of, words_of
+from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, Key, keys_of, words_of
 from paddle_te.options import LAYER_OPTIONS
 from paddle_te.options.removed import REMOVED
 from paddle_te.typed import NotAsDeclared, short
@@ -29,11 +31,12 @@ class ModelConfig:
     """A config.json that was read and found right.
 
     content: as the file says it. theirs: whether in transformers' words. record: the same, typed, in PaddleNLP's words;
-    what is left out has the default of the library that wrote the file. unknown: the keys that nothing here knows.
+    a value that is left out has the default of the library that wrote the file. unknown: the keys that nothing here
+    knows.
     """
 
     source: str
-    content: dict
+    content: dict[str, Any]
     family: Family
     theirs: bool
     record: Decoder
@@ -41,12 +44,12 @@ class ModelConfig:
 
 
 def read_file(path: str | Path) -> ModelConfig:
-    """The ModelConfig in a file. Raises ConfigError, also where it cannot be read."""
+    """Return the ModelConfig in a file. Raises ConfigError, also where it cannot be read."""
     return model_config(read_content(Path(path)), str(path))
 
 
 def read_content(path: Path) -> object:
-    """What the JSON of a file holds. Raises ConfigError."""
+    """Return the content of a JSON file. Raises ConfigError."""
     try:
         return typed.load(path, MOST_BYTES)
     except typed.NotJson as error:
@@ -56,7 +59,7 @@ def read_content(path: Path) -> object:
 
 
 def model_config(content: object, source: str = "config.json") -> ModelConfig:
-    """The ModelConfig of what a config.json holds. Raises ConfigError, whose text begins with `source`."""
+    """Return the ModelConfig of a config.json's content. Raises ConfigError, whose text begins with `source`."""
     try:
         if not isinstance(content, dict):
             raise ConfigError(f"not a JSON object, {{…}}, but {short(content)}")
@@ -65,7 +68,7 @@ def model_config(content: object, source: str = "config.json") -> ModelConfig:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def _model_config(content, source):
+def _model_config(content: dict[str, Any], source: str) -> ModelConfig:
     family = _family(content)
     theirs = written_by_transformers(content)
     keys = keys_of(SCHEMAS[family.model_type])
@@ -78,22 +81,22 @@ def _model_config(content, source):
     return ModelConfig(source, content, family, theirs, record, unknown)
 
 
-def _family(content):
+def _family(content: dict[str, Any]) -> Family:
     try:
         return family_of(content)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def written_by_transformers(content: dict) -> bool:
-    """Whether transformers wrote a config.json, or PaddleNLP: each writes its own version into it."""
+def written_by_transformers(content: dict[str, Any]) -> bool:
+    """Return whether transformers, not PaddleNLP, wrote a config.json: each writes its own version into it."""
     if content.get("model_type") in [family.hf_model_type for family in FAMILIES.values() if family.hf_model_type]:
         return True
     return "paddlenlp_version" not in content and ("transformers_version" in content or "torch_dtype" in content)
 
 
-def _is_known(name, value, known):
-    """Whether a key that is none of the family's is known. Raises ConfigError for one that must not be there.
+def _is_known(name: str, value: Any, known: Mapping[str, Any]) -> bool:
+    """Return whether a key that is none of the family's is known. Raises ConfigError for one that must not be there.
 
     known: {key of the family's: what the file says, or else the default}.
     """
@@ -117,25 +120,25 @@ def _is_known(name, value, known):
     return _is_another_familys(name, value)
 
 
-def _similar(name, known):
+def _similar(name: str, known: Iterable[str]) -> str | None:
     plain = name.lower().replace("-", "_").strip()
     return next(iter(difflib.get_close_matches(plain, sorted({*known, *CHANGING}), 1, SIMILAR)), None)
 
 
-def _is_another_familys(name, value):
-    """Whether a key is another family's, with the value that it has where it is left out."""
+def _is_another_familys(name: str, value: object) -> bool:
+    """Return whether a key is another family's, with the value that it has where it is left out."""
     found = [key for record in SCHEMAS.values() for key in fields(record) if name in _words(key)]
     if found and value is not None and value not in [key.default for key in found]:
         raise ConfigError(f"{name}={short(value)}: it is the key of another family; take it out")
     return bool(found)
 
 
-def _words(entry):
+def _words(entry: Field[Any]) -> tuple[str, ...]:
     return (entry.name, *(entry.metadata["key"].theirs or ()))
 
 
-def _record(content, family, keys, theirs):
-    """The file's values as the family's record."""
+def _record(content: dict[str, Any], family: Family, keys: Mapping[str, Key], theirs: bool) -> Decoder:
+    """Return the file's values as the family's record."""
     record = SCHEMAS[family.model_type]
     said, word_of = {}, {}
     for name, key in keys.items():
@@ -158,7 +161,7 @@ def _record(content, family, keys, theirs):
         raise ConfigError(f"{name}={error.shown}: it must be {error.wanted}") from None
 
 
-def _one_value(content, words):
+def _one_value(content: dict[str, Any], words: Sequence[str]) -> Any:
     first, *others = words
     for word in others:
         if content[word] != content[first]:
@@ -169,18 +172,18 @@ def _one_value(content, words):
     return content[first]
 
 
-def _check_needed(record, content, keys, theirs):
-    """What shapes a model must be in the file, unless transformers leaves it out."""
+def _check_needed(record: type[Decoder], content: dict[str, Any], keys: Mapping[str, Key], theirs: bool) -> None:
+    """Check that the file has what shapes a model, unless transformers leaves it out."""
     optional = {entry.name for entry in fields(record) if entry.default is not MISSING} if theirs else set()
     words = [words_of(name, keys[name], theirs)[0] for name in NEEDED if name not in optional]
     if missing := [word for word in words if content.get(word) is None]:
         raise ConfigError(f"lacks {', '.join(missing)}")
 
 
-def _check_together(record, content, keys, theirs):
-    """Values against each other."""
+def _check_together(record: Decoder, content: dict[str, Any], keys: Mapping[str, Key], theirs: bool) -> None:
+    """Check values against each other."""
 
-    def said(name, value):
+    def said(name: str, value: object) -> str:
         return f"{words_of(name, keys[name], theirs)[0] if name in keys else name}={value}"
 
     heads, kv_heads = record.num_attention_heads, record.kv_heads
@@ -205,8 +208,8 @@ def _check_together(record, content, keys, theirs):
     _check_tokens(record, content, keys)
 
 
-def _check_tokens(record, content, keys):
-    """A token that the embedding has no row for, unless a library has written its default."""
+def _check_tokens(record: Decoder, content: dict[str, Any], keys: Mapping[str, Key]) -> None:
+    """Refuse a token for which the embedding has no row, unless a library has written its default."""
     defaults = {entry.name: entry.default for entry in fields(record)}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = content.get(name)
@@ -220,13 +223,15 @@ def _check_tokens(record, content, keys):
 
 
 def unknown_keys(source: str, names: tuple[str, ...]) -> str:
-    """The line that a program says once of a ModelConfig's unknown keys."""
+    """Return the line that a program says once of a ModelConfig's unknown keys."""
     return f"{source}: nothing here knows {', '.join(map(short, names))}; the model is built without"
 
 
 def check_computed(config: ModelConfig, backend: str | None = None) -> None:
-    """Raises ConfigError for a model that PaddleNLP's layers and ours do not compute; backend: of which it must be the
-    one, "none", "paddle" or "transformer_engine" (pd, te); None: either."""
+    """Raise ConfigError for a model that PaddleNLP's layers and ours do not compute.
+
+    backend: the one that must compute it, "none", "paddle" or "transformer_engine" (pd, te); None: either.
+    """
     try:
         for name, key in keys_of(type(config.record)).items():
             _check_only(config, name, key, backend)
@@ -235,7 +240,7 @@ def check_computed(config: ModelConfig, backend: str | None = None) -> None:
         raise ConfigError(f"{config.source}: {error}") from error
 
 
-def _check_only(config, name, key, backend):
+def _check_only(config: ModelConfig, name: str, key: Key, backend: str | None) -> None:
     word = next(iter(words_of(name, key, config.theirs)), name)
     value = config.content.get(word, getattr(config.record, name))
     possible = key.only
@@ -249,11 +254,11 @@ def _check_only(config, name, key, backend):
         raise ConfigError(f"{word}={short(value)}: {whose} only {' or '.join(map(repr, possible))}{remedy}")
 
 
-def _check_head_dim(config):
+def _check_head_dim(config: ModelConfig) -> None:
     record = config.record
     size = record.hidden_size // record.num_attention_heads
     if getattr(record, "head_dim", None) not in (None, size) or record.hidden_size % record.num_attention_heads:
         raise ConfigError(
-            f"head_dim={record.head_dim}: the heads of PaddleNLP's {config.family.title} have only hidden_size / "
+            f"head_dim={record.head_size}: the heads of PaddleNLP's {config.family.title} have only hidden_size / "
             f"num_attention_heads = {size} numbers"
         )

@@ -1,4 +1,4 @@
-"""How a configuration says that rotary positions are scaled for long contexts: in Hugging Face's or PaddleNLP's words.
+"""Read how a configuration scales rotary positions for long contexts, in Hugging Face's or PaddleNLP's words.
 
 The kinds, and the formulas behind them in `paddle_te.layers.rotary`:
 
@@ -15,7 +15,10 @@ in Hugging Face's dictionary in a PaddleNLP config.json too, for backends paddle
 
 from __future__ import annotations
 
-from paddle_te.configs.families import Family, family_of
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paddle_te.configs.families import Config, Family, family_of
 from paddle_te.configs.schema import SCHEMAS, ConfigError, keys_of
 
 _LENGTH = "original_max_position_embeddings"
@@ -32,8 +35,8 @@ _RAMPS = (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow"))
 _PADDLENLP = {"linear": "linear", "ntk": "ntk", "dynamic": "dynamic_ntk"}  # kind: rope_scaling_type
 
 
-def scaling_of(config) -> dict | None:
-    """The scaling of a configuration, a dict or PaddleNLP's object, as Hugging Face's dictionary with rope_type.
+def scaling_of(config: Config) -> dict[str, Any] | None:
+    """Return the scaling of a configuration, a dict or PaddleNLP's object, as Hugging Face's dictionary with rope_type.
 
     None where nothing is scaled. Raises ConfigError for an unknown kind, for numbers that are missing, and where the
     configuration says two things.
@@ -50,13 +53,13 @@ def scaling_of(config) -> dict | None:
     return first
 
 
-def theta_of(config) -> float:
-    """The base of a configuration's rotary angles, which transformers 5 keeps together with their scaling."""
+def theta_of(config: Config) -> float:
+    """Return the base of a configuration's rotary angles, which transformers 5 keeps together with their scaling."""
     get = _reader(config)
     return (get("rope_parameters") or {}).get("rope_theta") or get("rope_theta") or 10000.0
 
 
-def _scaling(word, said, get):
+def _scaling(word: str, said: Mapping[str, Any], get: Callable[..., Any]) -> dict[str, Any] | None:
     scaling = {name: value for name, value in said.items() if value is not None and name not in _NO_FORMULA}
     kind = scaling.pop("type", "default")
     kind = scaling.pop("rope_type", kind)
@@ -70,18 +73,18 @@ def _scaling(word, said, get):
     return {"rope_type": kind, **_checked(word, kind, scaling)}
 
 
-def _reader(config):
+def _reader(config: Config) -> Callable[..., Any]:
     return config.get if isinstance(config, dict) else lambda key, default=None: getattr(config, key, default)
 
 
-def _complete(scaling, max_position_embeddings):
-    """With what transformers takes from max_position_embeddings where the dictionary of yarn leaves it out."""
+def _complete(scaling: dict[str, Any], max_position_embeddings: int | None) -> dict[str, Any]:
+    """Add what transformers takes from max_position_embeddings where the dictionary of yarn leaves it out."""
     length = scaling.get(_LENGTH) or max_position_embeddings
     factor = scaling.get("factor") or (max_position_embeddings or 0) / (length or 1)
     return scaling | {"factor": factor, _LENGTH: length}
 
 
-def _checked(word, kind, scaling):
+def _checked(word: str, kind: str, scaling: dict[str, Any]) -> dict[str, Any]:
     if kind not in _NEEDED:
         raise ConfigError(f"{word}: rope type {kind!r} is not supported; it may be default, {', '.join(_NEEDED)}")
     missing = [key for key in _NEEDED[kind] if scaling.get(key) is None]
@@ -93,8 +96,8 @@ def _checked(word, kind, scaling):
     return scaling
 
 
-def to_paddlenlp(scaling: dict | None, family: Family) -> dict:
-    """What config.json has for a scaling in PaddleNLP's words, of a model of a Family."""
+def to_paddlenlp(scaling: dict[str, Any] | None, family: Family) -> dict[str, Any]:
+    """Return what config.json has for a scaling in PaddleNLP's words, for a model of a Family."""
     if scaling is None:
         return {}
     if _has_words(family) and scaling["rope_type"] in _PADDLENLP:
@@ -102,13 +105,13 @@ def to_paddlenlp(scaling: dict | None, family: Family) -> dict:
     return {"rope_scaling": scaling}
 
 
-def _has_words(family):
-    """Whether PaddleNLP's layers of a Family read a scaling: then its record has rope_scaling_type's kinds."""
+def _has_words(family: Family) -> bool:
+    """Return whether PaddleNLP's layers of a Family read a scaling: then its record has rope_scaling_type's kinds."""
     return keys_of(SCHEMAS[family.model_type])["rope_scaling_type"].only != (None,)
 
 
-def check_paddlenlps_layers(config) -> None:
-    """Raises ConfigError for a scaling that PaddleNLP's own layers would leave out without a word.
+def check_paddlenlps_layers(config: Config) -> None:
+    """Raise ConfigError for a scaling that PaddleNLP's own layers would leave out without a word.
 
     config: in PaddleNLP's words, a dict or PaddleNLP's object.
     """

@@ -44,25 +44,25 @@ class Key:
     theirs: tuple[str, ...] | None = None
     written_by: str | None = None
     paddlenlp: Any = SAME
-    only: tuple = ()
-    ours: tuple = ()
-    values: dict = field(default_factory=dict)
+    only: tuple[Any, ...] = ()
+    ours: tuple[Any, ...] = ()
+    values: dict[str, str] = field(default_factory=dict)
     carried: bool = True
 
 
 def key(means: str, default: object = MISSING, bounds: Bounds | None = None, unit: str = "", **more: Any) -> Any:
-    """A record's field. more: of Key."""
+    """Return a record's field. more: of Key."""
     metadata = {"key": Key(means, unit, **more)} | ({"bounds": bounds} if bounds else {})
     return field(default=default, metadata=metadata)
 
 
 def count(means: str, most: int, unit: str, default: object = MISSING, **more: Any) -> Any:
-    """A field for whole numbers from 1."""
+    """Return a field for whole numbers from 1."""
     return key(means, default, Bounds(1, most), unit, **more)
 
 
-def switch(means: str, only: tuple, **more: Any) -> Any:
-    """A field that no conversion carries, as layers compute one value."""
+def switch(means: str, only: tuple[Any, ...], **more: Any) -> Any:
+    """Return a field that no conversion carries, as layers compute one value."""
     return key(means, only[0], only=only, carried=False, **more)
 
 
@@ -76,7 +76,7 @@ _THETA = Bounds(above=0, most=10**12)
 
 @dataclass(frozen=True)
 class Scaling:
-    """How rotary positions are scaled for long contexts: rope_scaling, in transformers 5 rope_parameters."""
+    """The scaling of rotary positions for long contexts: rope_scaling, in transformers 5 rope_parameters."""
 
     rope_type: str | None = None
     type: str | None = None  # older files'
@@ -97,7 +97,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Decoder:
-    """What all families say."""
+    """The keys of all families."""
 
     vocab_size: int = count("rows of the embedding and of the head", VOCABULARY, "tokens")
     hidden_size: int = count("width of a token between the layers", WIDTH, "numbers")
@@ -140,7 +140,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Rotary(Decoder):
-    """What the families say that have rotary positions, RMSNorm and a gated MLP."""
+    """The keys of the families that have rotary positions, RMSNorm and a gated MLP."""
 
     rms_norm_eps: float = key("what a norm adds before the root", 1e-6, _FRACTION)
     head_dim: int | None = count(
@@ -228,7 +228,7 @@ class Gpt(Decoder):
 
     vocab_size: int = count("rows of the embedding", VOCABULARY, "tokens", 50257, paddlenlp=50304)
     hidden_size: int = count("width of a token between the layers", WIDTH, "numbers", 768, theirs=("n_embd",))
-    intermediate_size: int | None = count(
+    intermediate_size: int | None = count(  # type: ignore[assignment]  # of the families only GPT may leave it out
         "width of the MLP; null means 4 x hidden_size",
         FEED_FORWARD,
         "numbers",
@@ -286,10 +286,10 @@ SCHEMAS: dict[str, type[Decoder]] = {"llama": Llama, "qwen2": Qwen2, "mistral": 
 
 
 def keys_of(record: type[Decoder]) -> dict[str, Key]:
-    """{PaddleNLP's word: Key} of a family."""
+    """Return {PaddleNLP's word: Key} of a family."""
     return {entry.name: entry.metadata["key"] for entry in fields(record)}
 
 
 def words_of(name: str, said: Key, theirs: bool) -> tuple[str, ...]:
-    """What config.json calls a key in transformers' words (theirs) or PaddleNLP's; () where transformers has none."""
+    """Return config.json's words for a key, transformers' (theirs) or PaddleNLP's; () where transformers has none."""
     return said.theirs if theirs and said.theirs is not None else (name,)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from paddle_te.configs.families import Family, family_of, is_tied, value
+from paddle_te.configs.families import Config, Family, family_of, is_tied, value
 from paddle_te.configs.rope import scaling_of, theta_of
 from paddle_te.configs.schema import SCHEMAS
 
@@ -132,8 +133,8 @@ class ModelSpec:
         return self.layers[0]
 
 
-def spec_of(config) -> ModelSpec:
-    """The ModelSpec of a configuration in PaddleNLP's words, a dict or a host's object.
+def spec_of(config: Config) -> ModelSpec:
+    """Return the ModelSpec of a configuration in PaddleNLP's words, a dict or a host's object.
 
     What it leaves out has the default of the family's record in `configs.schema`. Raises ConfigError for a scaling of
     the rotary positions that is not known, and ValueError for a family that is not known.
@@ -156,15 +157,15 @@ def spec_of(config) -> ModelSpec:
 class _Words:
     """What a configuration says, or else its family's record."""
 
-    def __init__(self, config):
+    def __init__(self, config: Config) -> None:
         self.config, self.family = config, family_of(config)
         self._record = SCHEMAS[self.family.model_type]
 
-    def __call__(self, name):
+    def __call__(self, name: str) -> Any:
         return value(self.config, name, getattr(self._record, name, None))
 
 
-def _layers(words, norm):
+def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:
     windows = [words("sliding_window") if words.family.window else None] * words("num_hidden_layers")
     feed_forward, dropout = _feed_forward(words), words("hidden_dropout_prob") or 0.0
     layers = {
@@ -173,7 +174,7 @@ def _layers(words, norm):
     return tuple(layers[window] for window in windows)
 
 
-def _attention(words, window):
+def _attention(words: _Words, window: int | None) -> AttentionSpec:
     heads = words("num_attention_heads")
     biases = words.family.biases
     return AttentionSpec(
@@ -189,11 +190,11 @@ def _attention(words, window):
     )
 
 
-def _rotation(config):
+def _rotation(config: Config) -> RotationSpec:
     return RotationSpec(theta_of(config), tuple((scaling_of(config) or {}).items()))
 
 
-def _feed_forward(words):
+def _feed_forward(words: _Words) -> DenseSpec:
     hidden, gated = words("hidden_size"), words.family.gated
     activation = _GATED.get(words("hidden_act"), words("hidden_act")) if gated else words("hidden_activation")
     return DenseSpec(words("intermediate_size") or 4 * hidden, activation, gated, words.family.biases == "all")

@@ -1,16 +1,20 @@
-"""One config.json in the other library's words: transformers' in PaddleNLP's, and back."""
+"""Translate config.json between the libraries' words: transformers' to PaddleNLP's, and back."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from paddle_te.configs.reading import ModelConfig, check_computed, model_config
 from paddle_te.configs.rope import scaling_of, theta_of
 from paddle_te.configs.rope import to_paddlenlp as rope_in_paddlenlp
-from paddle_te.configs.schema import ConfigError, keys_of, words_of
+from paddle_te.configs.schema import ConfigError, Key, keys_of, words_of
 
 
-def in_paddlenlps_words(config: ModelConfig) -> dict:
-    """A config.json's content, translated where transformers wrote it. Raises ConfigError for a model that PaddleNLP
-    cannot express."""
+def in_paddlenlps_words(config: ModelConfig) -> dict[str, Any]:
+    """Return a config.json's content, translated where transformers wrote it.
+
+    Raises ConfigError for a model that PaddleNLP cannot express.
+    """
     check_computed(config)
     content = config.content
     return (
@@ -20,8 +24,8 @@ def in_paddlenlps_words(config: ModelConfig) -> dict:
     )
 
 
-def to_paddlenlp(config: ModelConfig, dtype: str | None) -> dict:
-    """What a config.json of transformers' says, in PaddleNLP's words, each written as the defaults differ.
+def to_paddlenlp(config: ModelConfig, dtype: str | None) -> dict[str, Any]:
+    """Return a transformers' config.json in PaddleNLP's words, each written as the defaults differ.
 
     dtype: of the weights. Raises ConfigError for a model that PaddleNLP cannot express.
     """
@@ -39,8 +43,8 @@ def to_paddlenlp(config: ModelConfig, dtype: str | None) -> dict:
     return said
 
 
-def to_transformers(config: ModelConfig, dtype: str) -> dict:
-    """What a config.json of PaddleNLP's says, in transformers' words. Raises ConfigError where these have none."""
+def to_transformers(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """Return a PaddleNLP config.json in transformers' words. Raises ConfigError where these have none."""
     check_computed(config)
     record, family = config.record, config.family
     scaling = None if family.learned_positions else scaling_of(config.content)
@@ -48,7 +52,7 @@ def to_transformers(config: ModelConfig, dtype: str) -> dict:
         raise ConfigError("config.json: alibi: Hugging Face's models have only rotary positions")
     if scaling and scaling["rope_type"] == "ntk":
         raise ConfigError("config.json: rope_scaling_type='ntk': Hugging Face's models have no such scaling")
-    said = {}
+    said: dict[str, Any] = {}
     for name, key in keys_of(type(record)).items():
         if key.carried or (key.only and key.only[0] is not None):
             said |= dict.fromkeys(words_of(name, key, theirs=True), _in_transformers(key, getattr(record, name)))
@@ -63,5 +67,5 @@ def to_transformers(config: ModelConfig, dtype: str) -> dict:
     return said
 
 
-def _in_transformers(key, value):
+def _in_transformers(key: Key, value: object) -> object:
     return next((theirs for theirs, ours in key.values.items() if ours == value), value)
