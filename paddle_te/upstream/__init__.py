@@ -45,11 +45,11 @@ REMEDY = "install paddlepaddle 3.3.1 and paddlenlp 3.0.0b4, with which they were
 
 
 def apply(*names: str) -> list[str]:
-    """Applies the repairs of these names, or all of them.
+    """Apply the repairs of these names, or all of them.
 
     Returns: the names of those that were applied.
-    Raises:
-        ValueError: an unknown name, or a version of Paddle or PaddleNLP that a repair was not made for.
+
+    Raises ValueError for an unknown name, or a version of Paddle or PaddleNLP that a repair was not made for.
     """
     chosen = [_repair(name) for name in names or REPAIRS]
     for module in chosen:
@@ -60,13 +60,13 @@ def apply(*names: str) -> list[str]:
 
 
 def undo(*names: str) -> None:
-    """Takes back the repairs of these names, or all of them."""
+    """Take back the repairs of these names, or all of them."""
     for name in reversed(names or REPAIRS):
         _repair(name).undo()
 
 
 def check_version(module: ModuleType) -> None:
-    """Raises ValueError where the installed version is not one that the repair was made for."""
+    """Raise ValueError where the installed version is not one that the repair was made for."""
     installed = _installed_version(module.PACKAGE)
     if not installed.startswith(module.VERSION):
         name = module.__name__.rpartition(".")[2]

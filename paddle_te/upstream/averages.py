@@ -1,4 +1,4 @@
-"""Collectives divide gradients by the number of ranks on nvgpu, as NCCL can, instead of a pass over all of them.
+"""Let collectives divide gradients by the number of ranks on nvgpu, as NCCL can, instead of a pass over all of them.
 
 Paddle has a reduction for that, ReduceOp.AVG, which it gives to its own GPU devices only. On other devices it
 multiplies the gradients before or after they are summed. That reads and writes 8 bytes for each float32 gradient:
@@ -12,11 +12,17 @@ Where the number of ranks is a power of two no bit changes. Otherwise NCCL multi
 gradients' type, before it adds.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.distributed import ReduceOp
+from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import dygraph_sharding_optimizer as stage1
 from paddle.distributed.fleet.meta_parallel import pipeline_parallel
 from paddle.distributed.fleet.utils import hybrid_parallel_util
@@ -28,13 +34,13 @@ PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "On nvgpu several milliseconds of a step divide gradients by the number of ranks."
 
 
-def _average(name):
-    """The Replacement of one of paddle.distributed's collectives, which on nvgpu knows ReduceOp.AVG."""
+def _average(name: str) -> Replacement:
+    """Return the Replacement of one of paddle.distributed's collectives, which on nvgpu knows ReduceOp.AVG."""
     original = getattr(dist, name)
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def collective(*args, **kwargs):
+    def collective(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         if call.arguments.get("op") != ReduceOp.AVG or device.kind() != "nvgpu":
             return original(*args, **kwargs)
@@ -45,18 +51,23 @@ def _average(name):
     return Replacement(dist, name, collective)
 
 
-def _can_average():
-    """In the place of is_avg_reduce_op_supported."""
+def _can_average() -> bool:
+    """Replace is_avg_reduce_op_supported."""
     return device.kind() == "nvgpu" or _support.original()
 
 
-def _buffer(*args, **kwargs):
-    """A FusedCommBuffer of a pipeline's stage."""
+def _buffer(*args: Any, **kwargs: Any) -> Any:
+    """Make a FusedCommBuffer of a pipeline's stage."""
     return _pipeline.original(*args, **kwargs, use_reduce_avg=device.kind() == "nvgpu")
 
 
-def _reduce_over_data_parallel_ranks(parameters, comm_group, bucket_size, scale=None):
-    """In the place of _apply_collective_grads_eager. scale: the sums are multiplied by it; None: they are averaged."""
+def _reduce_over_data_parallel_ranks(
+    parameters: Sequence[Tensor], comm_group: Group | None, bucket_size: int, scale: float | None = None
+) -> Any:
+    """Replace _apply_collective_grads_eager.
+
+    scale: the sums are multiplied by it; None: they are averaged.
+    """
     ranks = dist.get_world_size() if comm_group is None else comm_group.nranks
     if scale not in (None, 1 / ranks) or device.kind() != "nvgpu":
         return _data_parallel.original(parameters, comm_group, bucket_size, scale)
@@ -72,8 +83,8 @@ _replacements = Replacements(
 )
 
 
-def apply():
-    """Raises ValueError for a plug-in that is too old to average."""
+def apply() -> None:
+    """Apply the repair. Raises ValueError for a plug-in that is too old to average."""
     device.check_nvgpu("average")
     _replacements.apply()
 

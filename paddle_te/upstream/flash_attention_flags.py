@@ -4,6 +4,11 @@ They stand then for what these builds begin with: attention whose gradients may 
 and the second generation of FlashAttention.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
 import paddle
 from paddle.base import core, framework
 
@@ -14,16 +19,16 @@ DEFAULTS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 _paddles = framework.get_flags
 
 
-def apply():
+def apply() -> None:
     paddle.get_flags = framework.get_flags = _get_flags
 
 
-def undo():
+def undo() -> None:
     paddle.get_flags = framework.get_flags = _paddles
 
 
-def _get_flags(flags):
-    """As Paddle's."""
+def _get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
+    """Do as Paddle's."""
     names = [flags] if isinstance(flags, str) else list(flags)
     absent = {name: DEFAULTS[name] for name in names if name in DEFAULTS and not core.globals().is_public(name)}
     there = [name for name in names if name not in absent]

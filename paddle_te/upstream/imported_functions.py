@@ -1,12 +1,16 @@
-"""A C function that a loaded library imports, replaced by a Python function for a while.
+"""Replace a C function that a loaded library imports by a Python function for a while.
 
 A library calls the functions of others through a table of addresses that the dynamic loader fills (ELF's jump slots,
 man 5 elf). This writes another address there. Only for calls from threads that may take Python's lock.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
 _RELA = struct.Struct("<QQq")  # Elf64_Rela
@@ -15,10 +19,10 @@ SHT_RELA, R_X86_64_JUMP_SLOT, R_AARCH64_JUMP_SLOT = 4, 7, 1026
 
 
 def _slot(path: str, name: bytes) -> int | None:
-    """The offset of a function's jump slot from where the library is loaded; None where it imports no such function."""
+    """Return the offset of a function's jump slot from where the library is loaded; None where it has none."""
     with open(path, "rb") as file:
 
-        def read(offset, size):
+        def read(offset: int, size: int) -> bytes:
             file.seek(offset)
             return file.read(size)
 
@@ -44,7 +48,7 @@ def _slot(path: str, name: bytes) -> int | None:
 
 
 def _loaded_at(library: str) -> tuple[int, str] | None:
-    """Where this process has a library whose file has this name, and its path."""
+    """Return where this process has a library whose file has this name, and its path."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             words = line.split(maxsplit=5)
@@ -54,8 +58,8 @@ def _loaded_at(library: str) -> tuple[int, str] | None:
 
 
 @contextlib.contextmanager
-def replaced(library: str, functions: dict[str, "ctypes._FuncPtr"]):
-    """Within the context the library's calls of these functions go to the given ones.
+def replaced(library: str, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Let the library's calls of these functions go to the given ones, within the context.
 
     Args:
         library: name of its file.

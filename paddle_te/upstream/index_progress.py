@@ -1,10 +1,11 @@
-"""What the C++ code that builds PaddleNLP's sample index prints of its arguments goes to the log.
+"""Send what the C++ code that builds PaddleNLP's sample index prints of its arguments to the log.
 
 It writes to the process's standard output, five lines for each part of a corpus. What PaddleNLP's Python code prints
 beside it, `runs.noise` keeps off the screen.
 """
 
 import importlib.util
+from typing import Any
 
 from paddle_te.runs import noise
 from paddle_te.upstream.replacement import Replacement, Replacements
@@ -13,7 +14,7 @@ PACKAGE, VERSION = "paddlenlp", "3.0.0b4"
 SYMPTOM = "Lines like 'total number of samples' fill the screen before training begins."
 
 
-def _build(*arguments):
+def _build(*arguments: Any) -> Any:
     with noise.kept_out_of_descriptor(1):
         return _replacement.original(*arguments)
 

@@ -1,4 +1,4 @@
-"""Stage 1 with split_param does not clear main gradients that te's GEMMs write anew.
+"""Keep stage 1 with split_param from clearing main gradients that te's GEMMs write anew.
 
 The main gradients lie in buffers that stay. Those of te's GEMMs are overwritten by the next step's first micro-batch;
 Paddle clears them first, only to have them added to (8 bytes of memory traffic for each weight).
@@ -8,13 +8,13 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
     DygraphShardingOptimizerV2,
 )
 
-from paddle_te.upstream.replacement import Replacement, Replacements
+from paddle_te.upstream.replacement import Replacement, Replacements, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Sharding stage 1 spends milliseconds of each step on clearing gradients that are overwritten."
 
 
-def _clear_grad(self, set_to_zero=True):
+def _clear_grad(self: Theirs, set_to_zero: bool = True) -> None:
     kept = []
     for param in self._parameter_list:
         # False: written in this step, so te writes it
@@ -29,8 +29,8 @@ def _clear_grad(self, set_to_zero=True):
             param.overwrite_main_grad = True
 
 
-def _reduce_gradients(self, parameter_list, hcg):
-    """Paddle's, before which a gradient that nothing has overwritten, the last step's, becomes zero."""
+def _reduce_gradients(self: Theirs, parameter_list: Theirs, hcg: Theirs) -> None:
+    """Do as Paddle's, before which a gradient that nothing has overwritten, the last step's, becomes zero."""
     for param in self._parameter_list:
         if getattr(param, "overwrite_main_grad", False):
             param.main_grad.zero_()

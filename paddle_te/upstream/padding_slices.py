@@ -1,11 +1,17 @@
-"""Unified checkpoints of sharding stage 1 with split_param, where a rank's slice of a weight is padding alone.
+"""Save unified checkpoints of sharding stage 1 with split_param, where a rank's slice of a weight is only padding.
 
 Paddle pads each weight to a multiple of 256 bytes and cuts the buffer of all weights at equal lengths, also within a
 padding. PaddleNLP takes such a rank for one that has a part of the weight: it sends the rank's empty rest, which Paddle
 refuses, and nobody receives. The rank has nothing to send and nothing to save.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
 import paddle.distributed as dist
+from paddle import Tensor
 from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as utils
 
 from paddle_te.upstream.replacement import Replacement
@@ -14,8 +20,16 @@ PACKAGE, VERSION = "paddlenlp", "3.0.0b4"
 SYMPTOM = "OVERLAP=1 with a unified checkpoint ends at its first save: “The tensor must be contiguous”."
 
 
-def _without_padding(state_dict, partial, shapes, send_table, recv_table, is_master_weights=False, *more):
-    """In the place of `merge_splited_param`, with its arguments.
+def _without_padding(
+    state_dict: dict[str, Tensor],
+    partial: Iterable[str],
+    shapes: dict[str, tuple[Any, int, int, int]],
+    send_table: dict[str, list[tuple[int, int, int]]],
+    recv_table: Any,
+    is_master_weights: bool = False,
+    *more: Any,
+) -> Any:
+    """Replace `merge_splited_param`, with its arguments.
 
     shapes: {weight: (shape, elements, its place in the buffer, padded elements)}; send_table: {weight: [(rank, begin,
     end) of its slice in the buffer]}, which loses the slices of padding, as state_dict loses this rank's.

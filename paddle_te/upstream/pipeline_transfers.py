@@ -1,10 +1,15 @@
-"""The sends and receives of one batch progress together on nvgpu, as they do on Paddle's own GPU devices.
+"""Let the sends and receives of one batch progress together on nvgpu, as they do on Paddle's own GPU devices.
 
 An interleaved pipeline's stages send along a ring before they receive. Paddle's process group of a custom device runs
 the transfers of a batch one after another (ProcessGroup::StartCoalescing is empty there), and a large NCCL send ends
 only with its receive, so every stage would wait for the next. Nothing is changed where the nvgpu plug-in is not loaded.
 """
 
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication
 
 from paddle_te import device
@@ -14,7 +19,7 @@ PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Virtual pipeline stages on nvgpu wait for each other for ever in their first step."
 
 
-def _grouped(group, tasks=None):
+def _grouped(group: Group, tasks: object = None) -> AbstractContextManager[None]:
     # the transfers of a batch are all on the stream that computes: there are no tasks to wait for
     return device.nvgpu_section("group")
 
@@ -22,8 +27,8 @@ def _grouped(group, tasks=None):
 _replacement = Replacement(p2p_communication, "_coalescing_manager", _grouped)
 
 
-def apply():
-    """Raises ValueError for a plug-in that is too old to group transfers."""
+def apply() -> None:
+    """Apply the repair. Raises ValueError for a plug-in that is too old to group transfers."""
     device.check_nvgpu("group")
     if device.nvgpu_library():
         _replacement.apply()

@@ -1,4 +1,4 @@
-"""Paddle's C++ code says of the first operation of a kind that mixes two types, in each process, what it does.
+"""Keep off the screen what Paddle's C++ code says of the first operation of a kind that mixes two types.
 
 It says so once for each kind of operation and cannot be told not to, but by hiding all warnings. So each kind is run
 once here on two numbers, and what Paddle says of it goes to the log. The mixing is Paddle's and PaddleNLP's own: bf16
@@ -18,7 +18,7 @@ _said = False  # in this process, or in the one that it was forked from
 
 
 @paddle.no_grad()
-def apply():
+def apply() -> None:
     global _said
     if _said:
         return
@@ -31,5 +31,5 @@ def apply():
             getattr(paddle.Tensor, operation)(one.clone(), half)
 
 
-def undo():
-    """What was said stays said."""
+def undo() -> None:
+    """Do nothing: what was said stays said."""

@@ -1,10 +1,12 @@
-"""Attributes of somebody else's module or class, replaced and put back."""
+"""Replace attributes of somebody else's module or class, and put them back."""
 
-from typing import Any
+from typing import Any, TypeAlias
+
+Theirs: TypeAlias = Any  # an object of Paddle's or a host's, with attributes that no stub declares
 
 
 class Replacement:
-    """Puts `new` in the place of `owner`'s attribute, until it is undone.
+    """Replaces `owner`'s attribute by `new`, until it is undone.
 
     Args:
         owner: the module or class.
@@ -12,7 +14,7 @@ class Replacement:
         new: takes its place. It may call `original`.
     """
 
-    def __init__(self, owner: Any, name: str, new: Any):
+    def __init__(self, owner: Any, name: str, new: Any) -> None:
         self._owner, self._name, self._new = owner, name, new
         self.original = getattr(owner, name)
 
@@ -26,7 +28,7 @@ class Replacement:
 class Replacements:
     """Several that make one repair: applied, and undone, together."""
 
-    def __init__(self, *replacements: Replacement):
+    def __init__(self, *replacements: Replacement) -> None:
         self._replacements = replacements
 
     def apply(self) -> None:

@@ -1,4 +1,4 @@
-"""Paddle's tracker of random states keeps those of each device by themselves.
+"""Keep each device's states by themselves in Paddle's tracker of random states.
 
 The tracker remembers the numbers under which the generator of one device, the current one when it was seeded, keeps its
 states. On another device these numbers mean nothing: the first recompute there makes that device's generator point at a
@@ -6,12 +6,16 @@ state that it does not have, and every later paddle.seed fails. Here the tracker
 they are first asked for there, from the seeds that it was given.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import paddle
 from paddle.distributed.fleet.layers.mpu.random import MODEL_PARALLEL_RNG, RNGStatesTracker
 
-from paddle_te.upstream.replacement import Replacement, Replacements
+from paddle_te.upstream.replacement import Replacement, Replacements, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = (
@@ -20,22 +24,22 @@ SYMPTOM = (
 )
 
 
-def _follow_device(self):
-    """Lets the tracker's states be those of the current device."""
+def _follow_device(self: Theirs) -> None:
+    """Let the tracker's states be those of the current device."""
     now = paddle.get_device()
-    before = vars(self).setdefault("device_", now)
+    before = self.__dict__.setdefault("device_", now)
     if before == now:
         return
-    elsewhere = vars(self).setdefault("states_elsewhere_", {})
+    elsewhere = self.__dict__.setdefault("states_elsewhere_", {})
     elsewhere[before] = self.states_
     self.device_, self.states_ = now, elsewhere.pop(now, {})
-    for name, seed in vars(self).get("seeds_of_", {}).items():
+    for name, seed in self.__dict__.get("seeds_of_", {}).items():
         if name not in self.states_:
             _register(self, name, seed)
 
 
-def _register(self, name, seed):
-    """As Paddle's `add`, for a name and a seed that the tracker knows."""
+def _register(self: Theirs, name: str, seed: int) -> None:
+    """Do as Paddle's `add`, for a name and a seed that the tracker knows."""
     cpu = paddle.base.core.default_cpu_generator()
     before, cpu_before = paddle.incubate.get_rng_state(use_index=True), cpu.get_state()
     self.states_[name] = paddle.incubate.register_rng_state_as_index()
@@ -44,30 +48,30 @@ def _register(self, name, seed):
     cpu.set_state(cpu_before)
 
 
-def _reset(self):
+def _reset(self: Theirs) -> None:
     _resetting.original(self)
     for name in ("device_", "states_elsewhere_", "seeds_of_"):
-        vars(self).pop(name, None)
+        self.__dict__.pop(name, None)
 
 
-def _add(self, name, seed):
+def _add(self: Theirs, name: str, seed: int) -> None:
     _follow_device(self)
     _adding.original(self, name, seed)
-    vars(self).setdefault("seeds_of_", {})[name] = seed
+    self.__dict__.setdefault("seeds_of_", {})[name] = seed
 
 
-def _get_states_tracker(self):
+def _get_states_tracker(self: Theirs) -> Any:
     _follow_device(self)
     return _getting.original(self)
 
 
-def _set_states_tracker(self, states):
+def _set_states_tracker(self: Theirs, states: Any) -> None:
     _follow_device(self)
     _setting.original(self, states)
 
 
 @contextmanager
-def _rng_state(self, name=MODEL_PARALLEL_RNG):
+def _rng_state(self: Theirs, name: str = MODEL_PARALLEL_RNG) -> Iterator[None]:
     _follow_device(self)
     with _using.original(self, name):
         yield

@@ -1,4 +1,4 @@
-"""Sharding stage 2 averages gradients in the last reduction of a step, on nvgpu.
+"""Average gradients of sharding stage 2 in the last reduction of a step, on nvgpu.
 
 Each gradient is kept by one rank. In each micro-batch Paddle sums the gradient over the ranks, together with what that
 rank has kept from the micro-batches before. Before the update Paddle divides all sums by the number of ranks, in a pass
@@ -8,35 +8,44 @@ Paddle does not know which micro-batch is the last. Trainers say it with `tell_l
 Paddle divides as before.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paddle import Tensor
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 
 from paddle_te import device
-from paddle_te.upstream.replacement import Replacement, Replacements
+from paddle_te.upstream.replacement import Replacement, Replacements, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "On nvgpu several milliseconds of a step of sharding stage 2 divide gradients by the number of ranks."
 
 
-def tell_last(model, is_last):
-    """Says before a micro-batch's forward whether an update follows it. model: what the trainer calls."""
+def tell_last(model: object, is_last: bool) -> None:
+    """Say before a micro-batch's forward whether an update follows it. model: what the trainer calls."""
     if isinstance(model, GroupShardedStage2):
         model.is_last_microbatch = is_last
 
 
-def _averages_now(self):
-    """Whether a reduction of this micro-batch averages. Where Paddle divides otherwise, nothing is changed: float16
-    gradients as they come, those in host memory, and those of data parallel ranks."""
+def _averages_now(self: Theirs) -> bool:
+    """Return whether a reduction of this micro-batch averages.
+
+    Where Paddle divides otherwise, nothing is changed: float16 gradients as they come, those in host memory, and those
+    of data parallel ranks.
+    """
     several = self._dp_group is not None and self._dp_group.nranks > 1
     told = vars(self).get("is_last_microbatch", False)
     return told and self.scale_in_opt and not self._offload and not several and device.kind() == "nvgpu"
 
 
-def _get_reduce_fn(self, index, param, dst_rank):
-    """GroupShardedStage2's: the hook that a parameter's gradient is complete for this micro-batch."""
+def _get_reduce_fn(self: Theirs, index: int, param: Tensor, dst_rank: int) -> Callable[..., None]:
+    """Return GroupShardedStage2's hook that a parameter's gradient is complete for this micro-batch."""
     reduce_ = _reducing.original(self, index, param, dst_rank)
     averaged = self.__dict__.setdefault("averaged", {})  # of the running step: {parameter: by its last reduction}
 
-    def reduce_or_average(*args):
+    def reduce_or_average(*args: Any) -> None:
         averaged[param.name] = _averages_now(self)
         if not averaged[param.name]:
             return reduce_(*args)
@@ -46,8 +55,8 @@ def _get_reduce_fn(self, index, param, dst_rank):
     return reduce_or_average
 
 
-def _grad_scale(self):
-    """GroupShardedStage2's, before the update, which divides what was not averaged."""
+def _grad_scale(self: Theirs) -> None:
+    """Divide what was not averaged, before the update, as GroupShardedStage2 does."""
     averaged = {*self.__dict__.get("averaged", {}).values()}
     self.__dict__.get("averaged", {}).clear()
     if len(averaged) > 1:
@@ -64,8 +73,8 @@ _dividing = Replacement(GroupShardedStage2, "_grad_scale", _grad_scale)
 _replacements = Replacements(_reducing, _dividing)
 
 
-def apply():
-    """Raises ValueError for a plug-in that is too old to average."""
+def apply() -> None:
+    """Apply the repair. Raises ValueError for a plug-in that is too old to average."""
     device.check_nvgpu("average")
     _replacements.apply()
 

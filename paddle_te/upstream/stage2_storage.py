@@ -1,10 +1,16 @@
-"""Stage 2's buffer of the weights that a rank updates is made on the device.
+"""Make stage 2's buffer of the weights that a rank updates on the device.
 
 Paddle makes it in the host's memory as float32 zeros, casts these on one core and copies every weight there and back:
 for Llama-3-8B over two GPUs more than a minute and 6 bytes a weight of host memory on each rank.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import paddle
+from paddle import Tensor
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import InternalStorage, ParamStorage
 
@@ -17,13 +23,15 @@ SYMPTOM = "Sharding stage 2 of a large model takes more than a minute, and much 
 class DeviceParamStorage(ParamStorage):
     """Paddle's buffer, laid out where the weights are."""
 
-    def __init__(self, size, dtype, device):
+    def __init__(self, size: int, dtype: Any, device: str) -> None:
         InternalStorage.__init__(self, size, dtype, device)
         self.param2align = None
 
     @paddle.no_grad()
-    def add_rank_params(self, trainable_params, param2align, convert_gpu=True):
-        """Moves the weights into the buffer, one after another, each followed by its padding."""
+    def add_rank_params(
+        self, trainable_params: Iterable[Tensor], param2align: Mapping[str, int], convert_gpu: bool = True
+    ) -> None:
+        """Move the weights into the buffer, one after another, each followed by its padding."""
         self.param2align = param2align
         for param in trainable_params:
             shape = param.shape
@@ -35,7 +43,7 @@ class DeviceParamStorage(ParamStorage):
             self._param_ids.append(id(param))
 
 
-def _param_storage(size, dtype, device):
+def _param_storage(size: int, dtype: Any, device: str) -> ParamStorage:
     return (DeviceParamStorage if device == "nvgpu" else ParamStorage)(size=size, dtype=dtype, device=device)
 
 

@@ -1,4 +1,4 @@
-"""Sharding stage 3 sends each rank its part of a gradient's sum while the layers below compute their backward.
+"""Send each rank its part of a gradient's sum in sharding stage 3 while the layers below compute their backward.
 
 Paddle divides a gradient by the number of ranks, sums all of it on every rank (an all-reduce), and lets each rank keep
 its part. Meanwhile nothing computes, and twice as much is sent as is needed. Here each rank receives its part of the
@@ -9,12 +9,18 @@ Paddle also clears each gradient before the module's backward, and te's GEMMs re
 micro-batch, so that te writes it instead (8 bytes of memory traffic less for each weight).
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
 
 from paddle_te.upstream import stage3_prefetch
-from paddle_te.upstream.replacement import Replacement, Replacements
+from paddle_te.upstream.replacement import Replacement, Replacements, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Sharding stage 3 computes nothing while it sums gradients, and clears those that are overwritten."
@@ -22,8 +28,8 @@ SYMPTOM = "Sharding stage 3 computes nothing while it sums gradients, and clears
 UNDER_WAY = 3  # reductions at most, each of which keeps a whole gradient
 
 
-def _get_reduction(self, param):
-    """GroupShardedStage3._get_allreduce_fn: the hook that a parameter's gradient is complete for this micro-batch.
+def _get_reduction(self: Theirs, param: Theirs) -> Callable[..., None]:
+    """Replace GroupShardedStage3._get_allreduce_fn: return the hook that a parameter's gradient is complete.
 
     With offload, and among ranks that keep the same part (data parallelism), Paddle's.
     """
@@ -32,7 +38,7 @@ def _get_reduction(self, param):
     release = _hook.original(self, param)  # what is left of it without the gradient
 
     @paddle.autograd.no_grad()
-    def reduce_(*_):
+    def reduce_(*_: object) -> None:
         if param.name in self._task_flow.full_grad:
             _start(self, param, self._task_flow.full_grad.pop(param.name))
             if self.use_main_grad:
@@ -48,15 +54,16 @@ def _get_reduction(self, param):
     return reduce_
 
 
-def _start(self, param, gradient):
+def _start(self: Theirs, param: Theirs, gradient: Tensor) -> None:
     part = paddle.empty([gradient.size // self._group.nranks], gradient.dtype)
-    task = dist.reduce_scatter(part, gradient, op=dist.ReduceOp.AVG, group=self._group, sync_op=False)
+    options = dict(op=dist.ReduceOp.AVG, group=self._group, sync_op=False)
+    task = dist.reduce_scatter(part, gradient, **options)  # type: ignore[arg-type]  # Paddle takes one tensor, too
     self.__dict__.setdefault("reductions", []).append((param, gradient, part, task))
 
 
 @paddle.autograd.no_grad()
-def _finish(self, left=0):
-    """Adds parts to those of earlier micro-batches, but for the last ones, which may be under way."""
+def _finish(self: Theirs, left: int = 0) -> None:
+    """Add parts to those of earlier micro-batches, except the last ones, which may be under way."""
     reductions = vars(self).get("reductions", [])
     while len(reductions) > left:
         param, _, part, task = reductions.pop(0)
@@ -64,16 +71,20 @@ def _finish(self, left=0):
         param.bw_storage = part if param.bw_storage is None else paddle.add(param.bw_storage, part)
 
 
-def _update_params(self):
-    """GroupShardedStage3._update_params, which gives the optimizer the gradients."""
+def _update_params(self: Theirs) -> Any:
+    """Replace GroupShardedStage3._update_params, which gives the optimizer the gradients."""
     _finish(self)
     return _update.original(self)
 
 
 @paddle.autograd.no_grad()
-def _create_params_grad(trainable_params, param2buffer_size, task_flow):
-    """_create_params_grad, before a module's backward, which clears the gradients but for those that te has written in
-    a pass before (overwrite_main_grad: ops/te/program.py)."""
+def _create_params_grad(
+    trainable_params: Iterable[Theirs], param2buffer_size: Mapping[str, int], task_flow: Theirs
+) -> Any:
+    """Replace _create_params_grad, which clears the gradients before a module's backward.
+
+    Those that te has written in a pass before are not cleared (overwrite_main_grad: ops/te/program.py).
+    """
     for param in trainable_params:
         if getattr(param, "overwrite_main_grad", None) is False and param.name not in task_flow.full_grad:
             elements, size = param._numel(), param2buffer_size[param.name]

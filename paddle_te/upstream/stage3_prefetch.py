@@ -1,4 +1,4 @@
-"""Sharding stage 3 gathers the weights of about a decoder layer ahead of their use, while the layers before compute.
+"""Gather the weights of about a decoder layer in sharding stage 3 ahead of their use, while layers before compute.
 
 Paddle gathers the weights of one module ahead. That is too little: the MLP has most of a layer's weights, and they are
 gathered while the small GEMM of attention's output computes. Paddle expects the order of the first forward. Uses that
@@ -17,12 +17,17 @@ forward and in backward. Paddle also copies each module's output; here the next 
 offload these copies are Paddle's.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import paddle
+from paddle import Tensor
+from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
 
-from paddle_te.upstream.replacement import Replacement, Replacements
+from paddle_te.upstream.replacement import Replacement, Replacements, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Sharding stage 3 waits for most of its gathers of weights, and copies weights and activations."
@@ -34,49 +39,57 @@ class _Use(NamedTuple):
     """A forward or a backward of a module. parameters: its sharded ones, always the same list. read: those of them that
     it reads."""
 
-    parameters: list
-    read: list
+    parameters: list[Theirs]
+    read: list[Theirs]
 
 
 class _Uses:
     """The _Uses of modules in a pass."""
 
-    def __init__(self):
-        self.last, self.present = [], []
-        self.kept = None  # the parameters of the module in use, if the next use is its own
+    def __init__(self) -> None:
+        self.last: list[_Use] = []
+        self.present: list[_Use] = []
+        self.kept: list[Theirs] | None = None  # the parameters of the module in use, if the next use is its own
 
-    def begin(self):
-        """A pass begins."""
+    def begin(self) -> None:
+        """Begin a pass."""
         self.last, self.present = self.present, []
 
-    def add(self, use):
-        """The next use."""
+    def add(self, use: _Use) -> None:
+        """Add the next use."""
         self.present.append(use)
 
-    def to_come(self):
-        """The uses that are expected after the present one; none where the pass is another than the last."""
+    def to_come(self) -> list[_Use]:
+        """Return the uses that are expected after the present one; none where the pass is another than the last."""
         at = len(self.present)
         if at > len(self.last) or self.last[at - 1].parameters is not self.present[-1].parameters:
             return []
         return self.last[at:]
 
 
-def _uses(task_flow):
+def _uses(task_flow: Theirs) -> _Uses:
     if "uses" not in vars(task_flow):
         task_flow.uses = _Uses()
     return task_flow.uses
 
 
-def _before_forward(layer, order_tracer, *arguments):
-    """ForwardPreHooks, which sees a pass begin."""
+def _before_forward(layer: Theirs, order_tracer: Theirs, *arguments: Theirs) -> Any:
+    """Replace ForwardPreHooks, to see a pass begin."""
     order, task_flow = order_tracer["layer"], arguments[-1]
     if order and order[0] == id(layer):
         _uses(task_flow).begin()
     return _forward.original(layer, order_tracer, *arguments)
 
 
-def _wait_and_go_on(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload=False):
-    """_wait_layer, at each forward of a module after the first."""
+def _wait_and_go_on(
+    trainable_params: list[Theirs],
+    task_flow: Theirs,
+    group: Group,
+    param2buffer_size: Mapping[str, int],
+    use_calc_stream: bool,
+    offload: bool = False,
+) -> Theirs:
+    """Replace _wait_layer, at each forward of a module after the first."""
     if offload:
         _waiting.original(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload)
     else:
@@ -86,8 +99,10 @@ def _wait_and_go_on(trainable_params, task_flow, group, param2buffer_size, use_c
     return task_flow
 
 
-def _go_on(use, task_flow, group, param2buffer_size, offload=False):
-    """Starts the gathers for the uses that follow on this one."""
+def _go_on(
+    use: _Use, task_flow: Theirs, group: Group, param2buffer_size: Mapping[str, int], offload: bool = False
+) -> None:
+    """Start the gathers for the uses that follow on this one."""
     uses = _uses(task_flow)
     uses.add(use)
     to_come = uses.to_come()
@@ -103,20 +118,32 @@ def _go_on(use, task_flow, group, param2buffer_size, offload=False):
         _gather(_missing(following.read, task_flow), group, param2buffer_size, task_flow, offload)
 
 
-def _missing(parameters, task_flow):
-    """Those weights that are neither whole nor being gathered."""
+def _missing(parameters: Iterable[Theirs], task_flow: Theirs) -> list[Theirs]:
+    """Return those weights that are neither whole nor being gathered."""
     return [param for param in parameters if param.status != "all" and param.name not in task_flow.full_param]
 
 
-def _gather(parameters, group, param2buffer_size, task_flow, offload=False):
-    """Starts the gathers of weights."""
+def _gather(
+    parameters: Sequence[Theirs],
+    group: Group,
+    param2buffer_size: Mapping[str, int],
+    task_flow: Theirs,
+    offload: bool = False,
+) -> None:
+    """Start the gathers of weights."""
     _gathering.original(parameters, group, param2buffer_size, False, task_flow, offload=offload)
 
 
 def _gather_when_needed(
-    trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=False, **elsewhere
-):
-    """_allgather_buffer, without Paddle's own gather of one module ahead, the only one that nothing waits for."""
+    trainable_params: list[Theirs],
+    group: Group,
+    param2buffer_size: Mapping[str, int],
+    use_calc_stream: bool,
+    task_flow: Theirs,
+    sync_wait: bool = False,
+    **elsewhere: Any,
+) -> Any:
+    """Replace _allgather_buffer, without Paddle's own gather of one module ahead, for which nothing waits."""
     if not sync_wait:
         return task_flow
     if not any(elsewhere.values()):
@@ -128,8 +155,8 @@ def _gather_when_needed(
     )
 
 
-def _make_whole(parameters, task_flow):
-    """Waits for the gathers of weights, of which the rank's parts stay."""
+def _make_whole(parameters: Iterable[Theirs], task_flow: Theirs) -> None:
+    """Wait for the gathers of weights, of which the rank's parts stay."""
     for param in parameters:
         if param.status != "all":
             whole, task = task_flow.full_param[param.name]
@@ -140,8 +167,10 @@ def _make_whole(parameters, task_flow):
         param.read_in_backward = True
 
 
-def _release_unless_kept(trainable_params, param2buffer, rank, task_flow, offload=False):
-    """_release_param, after a module's forward."""
+def _release_unless_kept(
+    trainable_params: list[Theirs], param2buffer: Theirs, rank: int, task_flow: Theirs, offload: bool = False
+) -> None:
+    """Replace _release_param, after a module's forward."""
     if _uses(task_flow).kept is trainable_params:
         return
     if offload:
@@ -153,8 +182,8 @@ def _release_unless_kept(trainable_params, param2buffer, rank, task_flow, offloa
             let_go(param, task_flow)
 
 
-def let_go(param, task_flow):
-    """Leaves of a weight this rank's part."""
+def let_go(param: Theirs, task_flow: Theirs) -> None:
+    """Leave of a weight this rank's part."""
     param._clear_data()
     param.use_count, param.status = 0, "part"
     task_flow.full_param.pop(param.name, None)
@@ -165,8 +194,17 @@ class _Behind(stage3.ForwardPostHooks):
 
     @staticmethod
     def forward(
-        ctx, *outputs, layer, order_tracer, trainable_params, param2buffer, rank, task_flow, offload, **of_backward
-    ):
+        ctx: Theirs,
+        *outputs: Any,
+        layer: Theirs,
+        order_tracer: Theirs,
+        trainable_params: Theirs,
+        param2buffer: Theirs,
+        rank: int,
+        task_flow: Theirs,
+        offload: bool,
+        **of_backward: Any,
+    ) -> Any:
         parameters = trainable_params[id(layer)]
         ctx.read = [param for param in parameters if getattr(param, "read_in_backward", True)]
         stage3._release_param(parameters, param2buffer, rank, task_flow, offload)
@@ -184,7 +222,7 @@ class _Behind(stage3.ForwardPostHooks):
         return outputs if len(outputs) > 1 else outputs[0]
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Theirs, *grads: Tensor) -> Any:
         if ctx.sync_comm or ctx.offload:
             return _behind.original.backward(ctx, *grads)
         parameters, task_flow = ctx.trainable_params[ctx.layer_id], ctx.task_flow
@@ -195,21 +233,24 @@ class _Behind(stage3.ForwardPostHooks):
         return tuple(None if ctx.grad_none[place] else grad for place, grad in enumerate(grads))
 
 
-def _alias(tensor):
-    """A tensor in the same memory. A PyLayer would take its input itself for the result of an operation in place."""
+def _alias(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory.
+
+    A PyLayer would take its input itself for the result of an operation in place.
+    """
     alias = tensor.view(tensor.shape) if tensor.size else paddle.assign(tensor)
     alias.stop_gradient = tensor.stop_gradient
     return alias
 
 
-def _all_gather(tensor, buffer_size, group):
-    """_all_gather into memory that is not cleared first: the ranks' slices fill it."""
+def _all_gather(tensor: Tensor, buffer_size: int, group: Group) -> tuple[Tensor, Any]:
+    """Replace _all_gather: gather into memory that is not cleared first, as the ranks' slices fill it."""
     out = paddle.empty([buffer_size], dtype=tensor.dtype)
     return out, group.process_group.all_gather(tensor, out)
 
 
-def _update_params_slice(self):
-    """GroupShardedStage3's, before an update: what was gathered for a use that did not come holds the old weights."""
+def _update_params_slice(self: Theirs) -> Any:
+    """Replace GroupShardedStage3's, before an update: a gather for a use that did not come holds the old weights."""
     for param in (param for parameters in self._trainable_params.values() for param in parameters):
         if param.status == "part" and param.name in self._task_flow.full_param:
             _, task = self._task_flow.full_param.pop(param.name)

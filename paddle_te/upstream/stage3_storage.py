@@ -1,4 +1,4 @@
-"""A rank's parts of the weights in stage 3 are taken on the device.
+"""Take a rank's parts of the weights in stage 3 on the device.
 
 Paddle makes a copy of each weight in the host's memory: float16 zeros, which it casts to bfloat16 on one core. It
 writes the weight into that copy only to keep a part. For Llama-3-8B over two GPUs this takes more than 90 seconds.
@@ -7,14 +7,14 @@ writes the weight into that copy only to keep a part. For Llama-3-8B over two GP
 import paddle
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
 
-from paddle_te.upstream.replacement import Replacement
+from paddle_te.upstream.replacement import Replacement, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Sharding stage 3 of a large model takes minutes, and much host memory, to start on nvgpu."
 
 
-def _param_storage(self, param, buffer_size):
-    """GroupShardedStage3._param_storage, where the weight is on nvgpu and its part stays there."""
+def _param_storage(self: Theirs, param: Theirs, buffer_size: int) -> None:
+    """Replace GroupShardedStage3._param_storage, where the weight is on nvgpu and its part stays there."""
     if self._default_device != "nvgpu" or self._offload:
         _storage.original(self, param, buffer_size)
     else:
@@ -22,8 +22,8 @@ def _param_storage(self, param, buffer_size):
 
 
 @paddle.no_grad()
-def keep_part(self, param):
-    """Leaves of a weight this rank's part, with zeros where that is padding, and the part's master weight.
+def keep_part(self: Theirs, param: Theirs) -> None:
+    """Leave of a weight this rank's part, with zeros where that is padding, and the part's master weight.
 
     The whole weight is let go before the master weight is made, which for two ranks fits into its memory.
     """

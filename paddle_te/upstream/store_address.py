@@ -1,4 +1,4 @@
-"""Rank 0's TCP store listens on MASTER's address alone, 127.0.0.1 for one node, and waits for no half command.
+"""Let rank 0's TCP store listen only on MASTER's address, 127.0.0.1 for one node, and wait for no half command.
 
 Paddle's store listens on all addresses of the machine (IP_ANY) and takes commands from whoever connects, one after the
 other; half of one keeps all ranks waiting for ever. Paddle offers no choice, so its calls of `bind` go through here
@@ -7,10 +7,13 @@ the store closes a connection of which it cannot receive. Who reaches MASTER's a
 machine, can still connect and give whole commands: the store asks nobody for a token.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import socket
 import struct
+from typing import Any
 
 from paddle.base import core
 
@@ -26,10 +29,10 @@ _libc = ctypes.CDLL(None)
 _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
 
 
-def _bind_to(host: str, port: int):
-    """The function in the place of bind; any other port is none of its."""
+def _bind_to(host: str, port: int) -> Any:
+    """Return the function that replaces bind; it leaves any other port alone."""
 
-    def bind(descriptor, address, length):
+    def bind(descriptor: int, address: int, length: int) -> int:
         family, number = struct.unpack("=H", ctypes.string_at(address, 2))[0], ctypes.string_at(address + 2, 2)
         if family == socket.AF_INET and number == struct.pack(">H", port):  # sockaddr_in
             ctypes.memmove(address + 4, socket.inet_aton(host), 4)
@@ -40,7 +43,7 @@ def _bind_to(host: str, port: int):
     return _Function(bind)
 
 
-def _store_on_its_address(*args, **kwargs):
+def _store_on_its_address(*args: Any, **kwargs: Any) -> Any:
     host, _, port = os.environ.get("PADDLE_MASTER", "").partition(":")
     if not port:
         return _store.original(*args, **kwargs)
