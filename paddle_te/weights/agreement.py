@@ -87,7 +87,7 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, tuple[i
     """Yield (name, StoredTensor, (layer, Slot)) of all tensors of all ranks."""
     for rank in checkpoint.ranks.values():
         for name, ref in rank.tensors.items():
-            yield name, ref, checkpoint.layout.find(name)
+            yield name, ref, checkpoint.layout.place(name)
 
 
 def _check_complete(checkpoint: Checkpoint) -> None:
@@ -113,7 +113,7 @@ def _parts_of_rank(checkpoint: Checkpoint, tp: int | None) -> dict[tuple[int | N
     found: dict[tuple[int | None, str], str] = {}
     for rank in (rank for rank in checkpoint.ranks.values() if rank.tp == tp):
         for name, ref in rank.tensors.items():
-            layer, slot = checkpoint.layout.find(name)
+            layer, slot = checkpoint.layout.place(name)
             for part in slot.parts:
                 twice = found.get((layer, part))
                 if twice and layer is not None:  # several stages may have a tied embedding
@@ -181,4 +181,4 @@ def _holding(
     checkpoint: Checkpoint, stored: Iterable[tuple[str, StoredTensor]], part: str
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Return those of stored (name, StoredTensor) that hold a part outside of the layers."""
-    return ((name, ref) for name, ref in stored if checkpoint.layout.find(name)[1].parts == (part,))
+    return ((name, ref) for name, ref in stored if checkpoint.layout.place(name)[1].parts == (part,))

@@ -304,7 +304,7 @@ def _config_of_tensors(
     shapes, layers = dict[str, Shape](), 0
     for rank in ranks.values():
         for name, ref in rank.tensors.items():
-            layer, slot = layout.find(name)
+            layer, slot = layout.place(name)
             shapes[slot.parts[-1]] = ref.shape[::-1] if slot.transposed else ref.shape
             layers = max(layers, 0 if layer is None else layer + 1)
     learned = ["positions"] if layout.family.learned_positions else []

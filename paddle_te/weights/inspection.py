@@ -90,7 +90,9 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 def _parameters(checkpoint: Checkpoint) -> int:
     """Return how many numbers the whole model has; a tied lm_head that is stored too counts again."""
     slots = {
-        (layer, slot) for rank in checkpoint.ranks.values() for layer, slot in map(checkpoint.layout.find, rank.tensors)
+        (layer, slot)
+        for rank in checkpoint.ranks.values()
+        for layer, slot in map(checkpoint.layout.place, rank.tensors)
     }
     return sum(prod(checkpoint.dims.slot_shape(slot)) for _, slot in slots)
 
@@ -116,6 +118,6 @@ def _rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
     for rank in checkpoint.ranks.values():
         if rank.tp in (None, 0):
             for name, ref in rank.tensors.items():
-                whole = checkpoint.dims.slot_shape(checkpoint.layout.find(name)[1])
+                whole = checkpoint.dims.slot_shape(checkpoint.layout.place(name)[1])
                 rows.append((name, str(list(ref.shape)), str(list(whole)), ref.dtype, ref.path.name))
     return rows

@@ -12,18 +12,22 @@ of models:
 - "hf": Hugging Face transformers, weights [out, in], nothing fused; in GPT-2 [in, out], and q, k, v stacked on out.
 """
 
+from __future__ import annotations
+
 import difflib
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied
 from paddle_te.configs.spec import ModelSpec, spec_of
-from paddle_te.weights.names import FUSED, HF, NATIVE
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.names import FUSED, HF, NATIVE, Names
+from paddle_te.weights.tensors import CheckpointError, Shape
 
 # The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
 SPLIT_AXIS = {
@@ -54,6 +58,10 @@ SPLIT_AXIS = {
 }
 
 
+Matrix: TypeAlias = Any  # NumPy's array or Paddle's tensor, which have no base in common
+Place: TypeAlias = tuple[int | None, "Slot"]  # the layer's number, None outside of the layers
+
+
 @dataclass(frozen=True)
 class Slot:
     """One stored tensor: its name (after the layer's prefix, if it is a layer's) and the parts it holds.
@@ -62,7 +70,7 @@ class Slot:
     """
 
     name: str
-    parts: tuple
+    parts: tuple[str, ...]
     transposed: bool = False
     grouped: bool = False
 
@@ -75,17 +83,17 @@ class Layout:
     kind: str
     title: str
     prefix: str
-    layer: tuple
-    model: tuple
+    layer: tuple[Slot, ...]
+    model: tuple[Slot, ...]
     fuse_attention_qkv: bool = False
     fuse_attention_ffn: bool = False
 
     @cached_property
-    def _slots(self):
+    def _slots(self) -> tuple[dict[str, Slot], dict[str, Slot]]:
         return {slot.name: slot for slot in self.layer}, {slot.name: slot for slot in self.model}
 
-    def find(self, name):
-        """(layer number or None, Slot) of a tensor's name; None for a name that the layout does not have."""
+    def find(self, name: str) -> Place | None:
+        """Return (layer number or None, Slot) of a tensor's name; None for a name that the layout does not have."""
         layer, model = self._slots
         if name in model:
             return None, model[name]
@@ -94,21 +102,27 @@ class Layout:
             return int(match[1]), layer[match[2]]
         return None
 
+    def place(self, name: str) -> Place:
+        """Return `find` of a name that the layout has, as `detect` has made sure."""
+        found = self.find(name)
+        assert found is not None
+        return found
+
     @property
-    def layer_parts(self):
+    def layer_parts(self) -> list[str]:
         """The parts of a decoder layer."""
         return [part for slot in self.layer for part in slot.parts]
 
-    def model_name(self, part):
-        """The name of the tensor outside of the layers that holds a part."""
+    def model_name(self, part: str) -> str:
+        """Return the name of the tensor outside of the layers that holds a part."""
         return next(slot.name for slot in self.model if slot.parts == (part,))
 
-    def full_name(self, layer, slot):
-        """The name under which a slot is stored."""
+    def full_name(self, layer: int | None, slot: Slot) -> str:
+        """Return the name under which a slot is stored."""
         return slot.name if layer is None else f"{self.prefix}{layer}.{slot.name}"
 
-    def tensors(self, num_layers):
-        """All (layer number or None, Slot) of a model, in the order in which they are written."""
+    def tensors(self, num_layers: int) -> list[Place]:
+        """Return all (layer number or None, Slot) of a model, in the order in which they are written."""
         embed, *last = [(None, slot) for slot in self.model]
         return [embed, *((layer, slot) for layer in range(num_layers) for slot in self.layer), *last]
 
@@ -116,8 +130,8 @@ class Layout:
 _QKV, _QKV_BIAS, _GATE_UP = FUSED["qkv"], ("q_bias", "k_bias", "v_bias"), FUSED["gate_up"]
 
 
-def te_layout(tied=False, family=LLAMA):
-    """Transformer Engine's layout of a Family. tied: lm_head shares the embedding's shape [vocab, hidden]."""
+def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
+    """Return Transformer Engine's layout of a Family. tied: lm_head shares the embedding's shape [vocab, hidden]."""
     native = native_layout(tied=tied, family=family)
     attention, mlp = "transformer.self_attention.", "transformer.layernorm_mlp."
     slots = (
@@ -141,8 +155,11 @@ def te_layout(tied=False, family=LLAMA):
     return Layout(family, "te", "Transformer Engine's", native.prefix, layer, native.model)
 
 
-def _slots(family, name, module, transposed=False, grouped=False):
-    """The weight and, where the family has it, the bias of a module of that name. module: a part, or one of FUSED."""
+def _slots(family: Family, name: str, module: str, transposed: bool = False, grouped: bool = False) -> list[Slot]:
+    """Return the weight and, where the family has it, the bias of a module of that name.
+
+    module: a part, or one of FUSED.
+    """
     parts = FUSED.get(module, (module,))
     transposed = transposed and not module.endswith("norm")
     slots = [Slot(f"{name}.weight", parts, transposed, grouped)]
@@ -151,8 +168,13 @@ def _slots(family, name, module, transposed=False, grouped=False):
     return slots
 
 
-def _layer(family, names, fuse_qkv=False, fuse_ffn=False, grouped=False):
-    """The Slots of a decoder layer under a Names. grouped: q, k and v in one weight lie as PaddleNLP puts them."""
+def _layer(
+    family: Family, names: Names, fuse_qkv: bool = False, fuse_ffn: bool = False, grouped: bool = False
+) -> tuple[Slot, ...]:
+    """Return the Slots of a decoder layer under a Names.
+
+    grouped: q, k and v in one weight lie as PaddleNLP puts them.
+    """
     qkv = ("qkv",) if fuse_qkv else _QKV
     mlp = ("up",) if not family.gated else ("gate_up",) if fuse_ffn else _GATE_UP
     qk_norms = ("q_norm", "k_norm") if family.qk_norm else ()
@@ -163,8 +185,8 @@ def _layer(family, names, fuse_qkv=False, fuse_ffn=False, grouped=False):
     return tuple(chain.from_iterable(slots))
 
 
-def _model(family, names, base, head_transposed=False):
-    """The Slots of what is outside of the layers. base: what stands before all names but the head's."""
+def _model(family: Family, names: Names, base: str, head_transposed: bool = False) -> tuple[Slot, ...]:
+    """Return the Slots of what is outside of the layers. base: the text before all names but the head's."""
     return (
         Slot(f"{base}{names.embed}.weight", ("embed",)),
         *([Slot(f"{base}{names.positions}.weight", ("positions",))] if family.learned_positions else ()),
@@ -173,8 +195,10 @@ def _model(family, names, base, head_transposed=False):
     )
 
 
-def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False, family=LLAMA):
-    """PaddleNLP's own layout of a Family, fused as its config's flags of the same names say."""
+def native_layout(
+    fuse_attention_qkv: bool = False, fuse_attention_ffn: bool = False, tied: bool = False, family: Family = LLAMA
+) -> Layout:
+    """Return PaddleNLP's own layout of a Family, fused as its config's flags of the same names say."""
     fused = [text for text, on in [("fused qkv", fuse_attention_qkv), ("fused gate_up", fuse_attention_ffn)] if on]
     names, base = NATIVE[family.names], f"{family.model_type}."
     return Layout(
@@ -189,23 +213,28 @@ def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False
     )
 
 
-def hf_layout(tied=False, family=LLAMA):
-    """Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
-    names, base = HF[family.names], HF[family.names].base
+def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
+    """Return Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
+    names, base = HF[family.names], HF[family.names].base or ""
     layer = _layer(family, names, fuse_qkv="qkv" in names.layer)
     outside = tuple(slot for slot in _model(family, names, base) if not (tied and slot.parts == ("lm_head",)))
     return Layout(family, "hf", "Hugging Face's", f"{base}{names.layers}.", layer, outside)
 
 
-def layouts_of(family, tied=False):
-    """All layouts of a Family."""
+def layouts_of(family: Family, tied: bool = False) -> list[Layout]:
+    """Return all layouts of a Family."""
     fused = [(qkv, ffn) for qkv in (False, True) for ffn in (False, True)]
     native = [native_layout(*flags, tied, family) for flags in fused]
     return [te_layout(tied, family), *native, hf_layout(family=family)]
 
 
-def detect(names, tied=False, describe=lambda name: f"tensor {name!r}", family=None):
-    """The Layout that has all of `names`; `describe` makes a name's text in an error message.
+def detect(
+    names: Collection[str],
+    tied: bool = False,
+    describe: Callable[[str], str] = lambda name: f"tensor {name!r}",
+    family: Family | None = None,
+) -> Layout:
+    """Return the Layout that has all of `names`; `describe` makes a name's text in an error message.
 
     family: the model's; None: any, the first whose names they are. Raises CheckpointError when a name is in no layout
     (another model's checkpoint) or names of different layouts are mixed.
@@ -227,8 +256,10 @@ def detect(names, tied=False, describe=lambda name: f"tensor {name!r}", family=N
     return candidates[0]
 
 
-def _list_unknown(names, known_layouts, describe, most=5):
-    """Names that no layout has, `most` of them each with the name that it may have been meant for."""
+def _list_unknown(
+    names: Sequence[str], known_layouts: Sequence[Layout], describe: Callable[[str], str], most: int = 5
+) -> str:
+    """List names that no layout has, `most` of them each with the name that it may have been meant for."""
     lines = []
     for name in names[:most]:
         number = re.search(r"\.(\d+)\.", name)
@@ -251,26 +282,26 @@ class Dims:
     spec: ModelSpec
 
     @property
-    def num_hidden_layers(self):
+    def num_hidden_layers(self) -> int:
         """Decoder layers."""
         return len(self.spec.layers)
 
     @property
-    def head_dim(self):
+    def head_dim(self) -> int:
         """Width of one head."""
         return self.spec.layer.attention.head_dim
 
     @property
-    def queries(self):
+    def queries(self) -> int:
         """Query heads to each key-value head."""
         return self.spec.layer.attention.queries
 
-    def said(self, key):
-        """The value of a key of config.json that shapes weights."""
+    def said(self, key: str) -> int:
+        """Return the value of a key of config.json that shapes weights."""
         return self._sizes[key]
 
     @cached_property
-    def _sizes(self):
+    def _sizes(self) -> dict[str, int]:
         attention = self.spec.layer.attention
         return {
             "hidden_size": self.spec.hidden,
@@ -283,7 +314,7 @@ class Dims:
         }
 
     @cached_property
-    def _shapes(self):
+    def _shapes(self) -> dict[str, Shape]:
         """{part: its whole shape} of parts that are no [hidden] of a norm or a bias."""
         attention = self.spec.layer.attention
         h, f, v = self.spec.hidden, self.spec.layer.feed_forward.ffn, self.spec.vocabulary
@@ -307,27 +338,27 @@ class Dims:
             "lm_head": (v, h),
         }
 
-    def part_shape(self, part, degree=1):
-        """Shape of one rank's share of a part, [out, in] (a bias: [out], a norm: [hidden]).
+    def part_shape(self, part: str, degree: int = 1) -> Shape:
+        """Return the shape of one rank's share of a part, [out, in] (a bias: [out], a norm: [hidden]).
 
         As in PaddleNLP, what `degree` does not divide is not split: key and value when there are fewer kv heads,
         embedding and lm_head when the vocabulary is odd. Raises CheckpointError when q, o or the MLP cannot be split.
         """
-        shape = [*self._shapes.get(part, (self.spec.hidden,))]
-        if self.splits(part, degree):
-            shape[SPLIT_AXIS[part]] //= degree
+        shape, axis = [*self._shapes.get(part, (self.spec.hidden,))], SPLIT_AXIS[part]
+        if axis is not None and self.splits(part, degree):
+            shape[axis] //= degree
         return tuple(shape)
 
-    def share(self, part, degree, rank):
-        """The slices, one for each axis, that are a rank's share of a part."""
-        slices = [slice(None)] * len(self.part_shape(part))
-        if self.splits(part, degree):
-            width = self.part_shape(part, degree)[SPLIT_AXIS[part]]
-            slices[SPLIT_AXIS[part]] = slice(rank * width, (rank + 1) * width)
+    def share(self, part: str, degree: int, rank: int) -> tuple[slice, ...]:
+        """Return the slices, one for each axis, that are a rank's share of a part."""
+        slices, axis = [slice(None)] * len(self.part_shape(part)), SPLIT_AXIS[part]
+        if axis is not None and self.splits(part, degree):
+            width = self.part_shape(part, degree)[axis]
+            slices[axis] = slice(rank * width, (rank + 1) * width)
         return tuple(slices)
 
-    def splits(self, part, degree):
-        """Whether tensor parallelism of that degree splits the part."""
+    def splits(self, part: str, degree: int) -> bool:
+        """Return whether tensor parallelism of that degree splits the part."""
         if SPLIT_AXIS[part] is None or degree == 1:
             return False
         what, must = {
@@ -343,8 +374,8 @@ class Dims:
             raise CheckpointError(f"{what}={size} cannot be divided by tensor_parallel_degree={degree}")
         return size % degree == 0
 
-    def slot_shape(self, slot, degree=1):
-        """Shape of one rank's stored tensor."""
+    def slot_shape(self, slot: Slot, degree: int = 1) -> Shape:
+        """Return the shape of one rank's stored tensor."""
         first, *others = [self.part_shape(part, degree) for part in slot.parts]
         if not others:
             return first[::-1] if slot.transposed else first
@@ -358,8 +389,8 @@ class Dims:
         return shape[::-1] if slot.transposed else shape
 
 
-def take_apart(slot, tensor, queries, head_dim):
-    """{part: [out, in] or [out]} of a stored tensor, whole or one tensor parallel rank's; views where possible.
+def take_apart(slot: Slot, tensor: Matrix, queries: int, head_dim: int) -> dict[str, Matrix]:
+    """Return {part: [out, in] or [out]} of a stored tensor, whole or one rank's; views where possible.
 
     tensor: numpy array or Paddle tensor. queries: heads to each key-value head. head_dim: the width of one.
     """
@@ -381,14 +412,14 @@ def take_apart(slot, tensor, queries, head_dim):
     return {p: tensor[stop - unit * n : stop] for p, stop, n in zip(slot.parts, stops, shares, strict=True)}
 
 
-def put_together(slot, parts, head_dim):
-    """The stored tensor of a slot from {part: [out, in] or [out]}; the inverse of `take_apart`."""
+def put_together(slot: Slot, parts: Mapping[str, Matrix], head_dim: int) -> Matrix:
+    """Return the stored tensor of a slot from {part: [out, in] or [out]}; the inverse of `take_apart`."""
     tensor = concat(stack(slot, parts, head_dim), 0)
     return tensor.T if slot.transposed else tensor
 
 
-def stack(slot, parts, head_dim):
-    """The tensors whose rows, one tensor's after the other's, are a slot's before its transposition."""
+def stack(slot: Slot, parts: Mapping[str, Matrix], head_dim: int) -> list[Matrix]:
+    """Return the tensors whose rows, one tensor's after the other's, are a slot's before its transposition."""
     tensors = [parts[part] for part in slot.parts]
     if not slot.grouped:
         return tensors
@@ -397,8 +428,8 @@ def stack(slot, parts, head_dim):
     return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
 
 
-def concat(tensors, axis):
-    """Numpy arrays or Paddle tensors, one after the other; a single one as it is."""
+def concat(tensors: Sequence[Matrix], axis: int) -> Matrix:
+    """Return numpy arrays or Paddle tensors, one after the other; a single one as it is."""
     if len(tensors) == 1:
         return tensors[0]
     if isinstance(tensors[0], np.ndarray):
@@ -408,8 +439,8 @@ def concat(tensors, axis):
     return paddle.concat(tensors, axis)
 
 
-def native_to_te(state_dict, config):
-    """PaddleNLP's native weights, fused or not -> Transformer Engine's.
+def native_to_te(state_dict: Mapping[str, Matrix], config: Any) -> dict[str, Matrix]:
+    """Convert PaddleNLP's native weights, fused or not, to Transformer Engine's.
 
     Args:
         state_dict: {name: numpy array or Paddle tensor}, whole weights or one tensor parallel rank's.
@@ -422,21 +453,23 @@ def native_to_te(state_dict, config):
     return _convert(state_dict, config, "pd", te_layout(is_tied(config), family_of(config)))
 
 
-def te_to_native(state_dict, config, fuse_attention_qkv=False, fuse_attention_ffn=False):
-    """Transformer Engine's weights -> PaddleNLP's native ones, fused as asked for; else like `native_to_te`."""
+def te_to_native(
+    state_dict: Mapping[str, Matrix], config: Any, fuse_attention_qkv: bool = False, fuse_attention_ffn: bool = False
+) -> dict[str, Matrix]:
+    """Convert Transformer Engine's weights to PaddleNLP's native ones, fused as asked for; else as `native_to_te`."""
     tied = is_tied(config)
     target = native_layout(fuse_attention_qkv, fuse_attention_ffn, tied, family_of(config))
     return _convert(state_dict, config, "te", target)
 
 
-def _convert(state_dict, config, kind, target):
+def _convert(state_dict: Mapping[str, Matrix], config: Any, kind: str, target: Layout) -> dict[str, Matrix]:
     source = detect(state_dict, is_tied(config), family=target.family)
     if source.kind != kind:
         raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
     attention = spec_of(config).layer.attention
-    parts = {}
+    parts: dict[int | None, dict[str, Matrix]] = {}
     for name, tensor in state_dict.items():
-        layer, slot = source.find(name)
+        layer, slot = source.place(name)
         parts.setdefault(layer, {}).update(take_apart(slot, tensor, attention.queries, attention.head_dim))
     for layer, found in parts.items():
         if layer is not None:
@@ -449,7 +482,7 @@ def _convert(state_dict, config, kind, target):
     return converted
 
 
-def _check_layer(layer, parts, wanted, queries):
+def _check_layer(layer: int, parts: Mapping[str, Matrix], wanted: Iterable[str], queries: int) -> None:
     missing = [part for part in wanted if part not in parts]
     if missing:
         raise CheckpointError(f"layer {layer} has no {', '.join(missing)}")

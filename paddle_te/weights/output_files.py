@@ -141,7 +141,7 @@ def pieces(
     """Return {(layer or None, part): (tensor, Slot)} of stored tensors by name."""
     found: dict[tuple[int | None, str], tuple[StoredTensor, Slot]] = {}
     for name, ref in tensors.items():
-        layer, slot = checkpoint.layout.find(name)
+        layer, slot = checkpoint.layout.place(name)
         found |= {(layer, part): (ref, slot) for part in slot.parts}
     return found
 
