@@ -72,7 +72,9 @@ def has_nvgpu(environ: Mapping[str, str]) -> bool:
     if root is not None:
         return bool(root)
     paddle = importlib.util.find_spec("paddle")
-    return paddle is not None and (Path(paddle.origin).parents[1] / "paddle_custom_device/libnvgpu.so").is_file()
+    if paddle is None or paddle.origin is None:  # a mere folder of that name has no origin
+        return False
+    return (Path(paddle.origin).parents[1] / "paddle_custom_device/libnvgpu.so").is_file()
 
 
 def _split(text: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The nodes of a job find each other, watch each other, and start anew together.
+"""Let the nodes of a job find each other, watch each other, and start anew together.
 
 A collective waits for a dead peer until its own timeout, half an hour by default. The launchers keep one TCP connection
 each to the head node's launcher, on the port after the job's, and send a line every few seconds. A connection that
@@ -37,11 +37,11 @@ class _Stranger(Exception):
 class _Lines:
     """The lines of a connection, each of at most LINE_BYTES."""
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket) -> None:
         self._connection, self._data = connection, b""
 
     def read(self, seconds: float) -> str | None:
-        """The next line, None at the connection's end.
+        """Return the next line, None at the connection's end.
 
         Raises:
             TimeoutError: it has not come within `seconds`. _Stranger: it is too long.
@@ -77,7 +77,7 @@ class Peers:
         LaunchError: on the head node, that port is taken.
     """
 
-    def __init__(self, nodes: Nodes, processes: int = 1, token: str = "", join_seconds: float = JOIN_SECONDS):
+    def __init__(self, nodes: Nodes, processes: int = 1, token: str = "", join_seconds: float = JOIN_SECONDS) -> None:
         self.failure: str | None = None
         self.died = False
         self.rank = nodes.rank
@@ -106,7 +106,7 @@ class Peers:
 
     # ---- joining
 
-    def _accept(self):
+    def _accept(self) -> None:
         while not self._closing.is_set():
             try:
                 connection, _ = self._server.accept()
@@ -117,8 +117,8 @@ class Peers:
             else:
                 connection.close()
 
-    def _serve(self, connection):
-        """The head's side of a connection."""
+    def _serve(self, connection: socket.socket) -> None:
+        """Run the head's side of a connection."""
         lines = _Lines(connection)
         try:
             nonce = secrets.token_hex(16)
@@ -130,8 +130,8 @@ class Peers:
             self._strangers.release()
         return self._listen(connection, lines, rank, name)
 
-    def _welcome(self, words, nonce, connection):
-        """The rank and name of a node that joins. Raises _Stranger for whatever else may knock on the port."""
+    def _welcome(self, words: list[str], nonce: str, connection: socket.socket) -> tuple[int, str]:
+        """Return the rank and name of a node that joins. Raises _Stranger for whatever else may knock on the port."""
         if len(words) != 6 or words[0] != "join" or not (words[1] + words[4]).isdigit():
             raise _Stranger
         rank, name, host, processes = int(words[1]), words[2], words[3], int(words[4])
@@ -154,10 +154,10 @@ class Peers:
                 self._set(hosts=hosts)
         return rank, name
 
-    def _proof(self, nonce, rank):
+    def _proof(self, nonce: str, rank: int) -> str:
         return hmac.new(self._key, f"{nonce} {rank}".encode(), hashlib.sha256).hexdigest()
 
-    def _join(self):
+    def _join(self) -> None:
         deadline = time.monotonic() + self._join_seconds
         while not self._closing.is_set():
             try:
@@ -178,7 +178,7 @@ class Peers:
             self._closing.wait(0.5)
 
     def meet(self, say: Callable[[str], None] = lambda text: None) -> list[str] | None:
-        """Waits until all nodes are there. Returns their addresses by rank; None where one failed before.
+        """Wait until all nodes are there. Return their addresses by rank; None where one failed before.
 
         say: is told for whom this node waits, every TELL_SECONDS.
         """
@@ -189,15 +189,15 @@ class Peers:
         return self.hosts if self.failure is None else None
 
     @property
-    def _head_name(self):
+    def _head_name(self) -> str:
         return f"the head node, {self._head[0]} (MASTER; port {self._head[1]}),"
 
-    def _missing(self):
-        """Of the head: the numbers of the nodes that have not joined, in words."""
+    def _missing(self) -> str:
+        """Return on the head the numbers of the nodes that have not joined, in words."""
         missing = sorted(set(range(1, self._nodes.count)) - set(self._connections) - self._over)
         return f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else ""
 
-    def _awaited(self):
+    def _awaited(self) -> str:
         if self.rank == 0:
             return f"{self._missing()} to join this one"
         if 0 in self._connections:
@@ -206,8 +206,8 @@ class Peers:
 
     # ---- talking
 
-    def _listen(self, connection, lines, rank, name):
-        """Reads one connection, of a node that has joined, to its end."""
+    def _listen(self, connection: socket.socket, lines: _Lines, rank: int, name: str) -> None:
+        """Read one connection, of a node that has joined, to its end."""
         why = "its connection broke"
         try:
             with connection:
@@ -240,16 +240,16 @@ class Peers:
                 self._changed.notify_all()
             self._fail(f"node {rank} ({name}) died: {why}", died=True)
 
-    def _set(self, hosts):
+    def _set(self, hosts: list[str]) -> None:
         with self._changed:
             self.hosts = hosts
             self._changed.notify_all()
 
-    def _wait(self, condition, seconds=None):
+    def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
         with self._changed:
             return self._changed.wait_for(condition, seconds)
 
-    def _fail(self, text, died=False):
+    def _fail(self, text: str, died: bool = False) -> None:
         with self._changed:
             if self.failure is not None or self._closing.is_set():
                 return
@@ -257,23 +257,23 @@ class Peers:
             self._changed.notify_all()
         self._tell(self._bad_news())
 
-    def _bad_news(self):
+    def _bad_news(self) -> str:
         return f"{'died' if self.died else 'failed'} {self.failure}".replace("\n", " ")
 
-    def _beat(self):
+    def _beat(self) -> None:
         deadline = time.monotonic() + self._join_seconds
         while not self._closing.wait(min(BEAT_SECONDS, self._join_seconds)):
             self._tell("alive")
             if self.rank == 0 and time.monotonic() > deadline and (missing := self._missing()):
                 self._fail(f"{missing} did not join within {self._join_seconds:g} s (START_TIMEOUT)")
 
-    def _tell(self, line):
+    def _tell(self, line: str) -> None:
         for rank, connection in list(self._connections.items()):
             if rank not in self._over:
                 self._send(connection, line)
 
     @staticmethod
-    def _send(connection, line):
+    def _send(connection: socket.socket, line: str) -> None:
         try:
             connection.sendall(f"{line}\n".encode())
         except OSError:
@@ -282,13 +282,16 @@ class Peers:
     # ---- after a failure
 
     def report(self, failure: str) -> bool:
-        """Tells the others that this node failed; False if another one had failed before."""
+        """Tell the others that this node failed; return False if another one had failed before."""
         text = f"node {self.rank} ({self._name}): {failure}"
         self._fail(text)
         return self.failure == text
 
     def agree(self, again: bool) -> bool:
-        """Whether all nodes start anew: each has ended its processes and would, `again`, and none has died or left."""
+        """Return whether all nodes start anew.
+
+        They do if each has ended its processes and would, `again`, and none has died or left.
+        """
         if self.rank > 0:
             self._tell("ended again" if again else "ended")
             self._wait(lambda: 0 in self._wishes or 0 in self._over, AGREE_SECONDS)
@@ -300,7 +303,7 @@ class Peers:
             self._tell("again" if again else "stop")
             return self._anew(again)
 
-    def _anew(self, again):
+    def _anew(self, again: bool) -> bool:
         with self._lock:
             self._wishes.clear()
             if again:
@@ -310,7 +313,7 @@ class Peers:
     # ---- leaving
 
     def close(self) -> None:
-        """Leaves in good order: what is to be said of a failure has been said."""
+        """Leave in good order: what is to be said of a failure has been said."""
         with self._lock:
             self._closing.set()
         self._tell("done")

@@ -1,4 +1,4 @@
-"""Runs the training command so that nothing of it outlives it, and says which rank failed or hung first and why.
+"""Run the training command so that nothing of it outlives it, and say which rank failed or hung first and why.
 
 paddle.distributed.launch ends its ranks when one fails, but breaks progress bars into lines, prints the log of the
 lowest failed rank (often a victim: "connection reset"), kills no process a rank has started (data loaders), and leaves
@@ -17,9 +17,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -56,7 +58,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _prepare_child():
+def _prepare_child() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # should this process be killed
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; only ranks have a use for it
 
@@ -111,7 +113,7 @@ def ending(status: int) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one start of the job ended.
+    """The end of one start of the job.
 
     status: 0, n, or -n if signal n was the end. step: the furthest step that it had begun. stopped: by a signal to the
     launcher. node_died: another one.
@@ -130,11 +132,11 @@ class Outcome:
 class Copy:
     """Shows on stdout what a file gets from a position on."""
 
-    def __init__(self, path: Path, position: int):
+    def __init__(self, path: Path, position: int) -> None:
         self._path, self._position = path, position
 
     def catch_up(self) -> None:
-        """Shows what was written since the last time, progress bars as they are."""
+        """Show what was written since the last time, progress bars as they are."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._position)
@@ -198,13 +200,17 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=_prepare_child,
             )
-        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._save, signal.SIGUSR1: self._forward}
+        handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
+            signal.SIGINT: self._stop,
+            signal.SIGTERM: self._save,
+            signal.SIGUSR1: self._forward,
+        }
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
             handlers[signal.SIGHUP] = self._stop
         self.old_handlers = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
 
-    def _stop(self, signum, frame):
-        """Ends all of it, with what has not been saved."""
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        """End all of it, with what has not been saved."""
         if self.stopped_by is None:
             self.stopped_by = signum
             self.deadline = time.monotonic() + END_SECONDS
@@ -213,8 +219,8 @@ class Supervisor:
         else:
             self.deadline = 0.0  # told twice: at once
 
-    def _save(self, signum, frame):
-        """SIGTERM, of Slurm, Kubernetes or a user: the ranks save a checkpoint and end."""
+    def _save(self, signum: int, frame: FrameType | None) -> None:
+        """Let the ranks save a checkpoint and end, on SIGTERM, of Slurm, Kubernetes or a user."""
         if self.stopped_by is not None:
             self.deadline = 0.0
             return
@@ -227,9 +233,12 @@ class Supervisor:
         if not self._forward(signal.SIGUSR1):  # none of them would save
             self._terminate()
 
-    def _terminate(self):
-        """SIGTERM to what runs, so that a profiler around it may write its report; SIGKILL to the ranks, whose own
-        handler of SIGTERM would save and train on."""
+    def _terminate(self) -> None:
+        """End what runs at once.
+
+        SIGTERM lets a profiler around it write its report. The ranks get SIGKILL: their own handler of SIGTERM would
+        save and train on.
+        """
         self._find_ranks()
         for rank in self._alive():
             os.kill(rank.pid, signal.SIGKILL)
@@ -238,8 +247,8 @@ class Supervisor:
     def _alive(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.status is None and psutil.pid_exists(rank.pid)]
 
-    def _forward(self, signum, frame=None) -> bool:
-        """To the ranks alone: it would end paddle.distributed.launch, and any rank that has no handler for it.
+    def _forward(self, signum: int, frame: FrameType | None = None) -> bool:
+        """Send a signal only to the ranks: it would end paddle.distributed.launch, and ranks without a handler for it.
 
         Returns whether some rank has one.
         """
@@ -254,7 +263,7 @@ class Supervisor:
         return handled
 
     def _started(self) -> list[psutil.Process]:
-        """The training processes, in the order of their ranks, also those that have ended and are not waited for.
+        """Return the training processes, in the order of their ranks, also those that have ended unwaited.
 
         paddle.distributed.launch starts them one after the other, each in a session of its own, and nothing else so.
         By their parent, since one that ended at once shows neither arguments nor environment any more.
@@ -267,7 +276,7 @@ class Supervisor:
             processes = sorted(launchers[0].children(), key=lambda child: (child.create_time(), child.pid))
         return [process for process in processes if _leads_session(process)]
 
-    def _find_ranks(self):
+    def _find_ranks(self) -> None:
         if len(self.ranks) == self.processes:
             return
         try:
@@ -280,7 +289,7 @@ class Supervisor:
                 local = len(self.ranks)
                 self.ranks.append(Rank(process.pid, first + local, local, _pidfd(process.pid)))
 
-    def _watch_ranks(self):
+    def _watch_ranks(self) -> None:
         self._find_ranks()
         for sign in self.watchdog.failures():
             for rank in self.ranks:
@@ -298,15 +307,15 @@ class Supervisor:
             if rank.status:
                 self._fail(rank)
 
-    def _fail(self, rank):
-        """Ends the job because of this rank, unless it is ending already."""
+    def _fail(self, rank: Rank) -> None:
+        """End the job because of this rank, unless it is ending already."""
         if self.deadline is None:
             self.failed = rank
             self.deadline = time.monotonic() + FAILED_SECONDS
             self._tell_peers(f"rank {rank.number} {ending(rank.exit_status)}")
 
-    def _watch_signs(self):
-        """Whether ranks still go on; ends the job where they do not."""
+    def _watch_signs(self) -> None:
+        """Look whether ranks still go on; end the job where they do not."""
         alive = {rank.number for rank in self._alive()}
         for seen in self.watchdog.newly_stopped(alive):
             say(f"rank {seen.sign.rank} is stopped by a signal (process {seen.sign.pid}); the others will wait for it")
@@ -324,14 +333,14 @@ class Supervisor:
         self.deadline = time.monotonic()
         self._tell_peers(self.hung)
 
-    def _explain_hang(self, reason, awaited, alive):
-        """Prints where each rank is, which of them the others wait for, and all stacks."""
+    def _explain_hang(self, reason: str, awaited: Mapping[int, str], alive: set[int]) -> None:
+        """Print where each rank is, which of them the others wait for, and all stacks."""
         say(reason)
         for line in self.watchdog.table(alive):
             say(line)
         others = sorted(alive - awaited.keys())
-        for rank, why in awaited.items():
-            say(f"rank {', '.join(map(str, others)) or 'none'} wait for rank {rank}: {why}")
+        for number, why in awaited.items():
+            say(f"rank {', '.join(map(str, others)) or 'none'} wait for rank {number}: {why}")
         if not awaited:
             say("all ranks of this node are in the same place: a collective that hangs, or another node's rank")
         ends = {rank.local: self._log_size(rank) for rank in self.ranks}
@@ -346,13 +355,16 @@ class Supervisor:
             for line in lines[:STACK_LINES]:
                 print(f"[rank {rank.number}] {line}", file=sys.stderr)
 
-    def _sleep(self):
-        """Until a rank ends, since its launcher, which looks each second, takes its status away; or a poll's time."""
+    def _sleep(self) -> None:
+        """Wait until a rank ends, or a poll's time.
+
+        Its launcher, which looks each second, takes the rank's status away.
+        """
         running = [rank.pidfd for rank in self.ranks if rank.status is None and rank.pidfd is not None]
         select.select(running if self.launched else [], [], [], POLL_SECONDS)
 
     def run(self) -> Outcome:
-        """Waits for the end.
+        """Wait for the end.
 
         Returns:
             Outcome: with the first failed rank's exit status, else the command's; -n where signal n was the end.
@@ -385,18 +397,18 @@ class Supervisor:
         died = bool(self.peers and self.peers.died)
         return Outcome(status, self.watchdog.step, stopped=self.stopped_by is not None, node_died=died)
 
-    def _show_screen(self):
-        """What rank 0 writes; but not how it suffers from another rank's end, whose own words are shown."""
+    def _show_screen(self) -> None:
+        """Show what rank 0 writes; but not how it suffers from another rank's end, whose own words are shown."""
         if self.failed is None or self.failed.local == 0:
             self.screen.catch_up()
 
-    def _tell_of_stuck(self):
-        """Names a rank that ended after an error and is still there."""
+    def _tell_of_stuck(self) -> None:
+        """Name a rank that ended after an error and is still there."""
         if self.failed and self.failed.told and process_state(self.failed.pid) not in GONE:
             say(f"rank {self.failed.number} failed {FAILED_SECONDS} s ago and its process does not end: it is killed")
 
     def _status(self) -> int:
-        """0, n, or -n if signal n was the end."""
+        """Return 0, n, or -n if signal n was the end."""
         if self.stopped_by is not None:
             return -self.stopped_by
         if self.peers and self.peers.failure and not self.first_to_fail:
@@ -405,11 +417,11 @@ class Supervisor:
             return HUNG
         return self.failed.exit_status if self.failed else self.child.returncode
 
-    def _tell_peers(self, failure):
+    def _tell_peers(self, failure: str) -> None:
         self.first_to_fail = self.peers is not None and self.peers.report(failure)
 
-    def _end_all(self):
-        """SIGKILLs what is left below this process, again until nothing is: it has had its time to end by itself."""
+    def _end_all(self) -> None:
+        """SIGKILL what is left below this process, again until nothing is: it has had its time to end by itself."""
         deadline = time.monotonic() + END_SECONDS
         self.leavings.look(now=True)
         while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
@@ -426,7 +438,7 @@ class Supervisor:
             if rank.pidfd is not None:
                 os.close(rank.pidfd)
 
-    def _explain(self, status):
+    def _explain(self, status: int) -> None:
         if self.failed and self.launched:
             log, rank = self.logs / f"workerlog.{self.failed.local}", f"rank {self.failed.number}"
             self._show_end(log, f"{rank} {ending(self.failed.exit_status)}; the end of its log, {log}:", rank)
@@ -440,18 +452,18 @@ class Supervisor:
         end = "was stopped" if self.stopped_by else "hung" if self.hung else ending(status)
         say(f"the job {end}; {left}{where}")
 
-    def _show_end(self, log, title, source):
-        """What this start has last written to a log."""
+    def _show_end(self, log: Path, title: str, source: str) -> None:
+        """Show what this start has last written to a log."""
         say(title)
         for line in self._lines_from(log, self.log_starts.get(log.name, 0))[-TAIL_LINES:]:
             print(f"[{source}] {line}", file=sys.stderr)
 
-    def _log_size(self, rank):
+    def _log_size(self, rank: Rank) -> int:
         log = self.logs / f"workerlog.{rank.local}"
         return log.stat().st_size if log.exists() else 0
 
     @staticmethod
-    def _lines_from(log, start):
+    def _lines_from(log: Path, start: int) -> list[str]:
         try:
             with open(log, "rb") as file:
                 file.seek(start)

@@ -1,4 +1,4 @@
-"""Notices that a job hangs, and tells which rank the others wait for.
+"""Notice that a job hangs, and tell which rank the others wait for.
 
 The ranks send signs of life (`paddle_te.runs.heartbeat`). In a collective all wait for the slowest, so that a job that
 hangs is silent on all ranks: who is behind is seen from the last signs, and a stopped process from its state in /proc.
@@ -45,7 +45,7 @@ class Watchdog:
         start_timeout: likewise for what is no step: the start with the first step, saving, evaluating, ending.
     """
 
-    def __init__(self, step_timeout: float = 0, start_timeout: float = 0):
+    def __init__(self, step_timeout: float = 0, start_timeout: float = 0) -> None:
         self.step_timeout, self.start_timeout = step_timeout, start_timeout
         self.name = f"paddle_te-{os.urandom(8).hex()}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -56,7 +56,7 @@ class Watchdog:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def begin(self) -> None:
-        """Forgets what earlier processes have sent."""
+        """Forget what earlier processes have sent."""
         self.seen: dict[int, Seen] = {}  # by rank
         self.first_steps: dict[int, int] = {}  # rank -> the first step that it has done
         self._times: deque[float] = deque(maxlen=101)  # seconds of the latest steps
@@ -64,7 +64,7 @@ class Watchdog:
         self._stopped_since: dict[int, float] = {}
 
     def signs(self) -> dict[int, Seen]:
-        """The latest of each rank."""
+        """Return the latest sign of each rank."""
         with self._lock:
             return dict(self.seen)
 
@@ -74,16 +74,16 @@ class Watchdog:
         return max((seen.sign.step for seen in self.signs().values()), default=0)
 
     def failures(self) -> list[Sign]:
-        """Of the ranks that have said that they end after an error, the first one first."""
+        """Return the signs of ranks that have said that they end after an error, the first one first."""
         failed = [seen for seen in self.signs().values() if seen.sign.phase == FAILED]
         return [seen.sign for seen in sorted(failed, key=lambda seen: seen.at)]
 
     def ending(self) -> set[int]:
-        """The ranks that are at their end, good or bad."""
+        """Return the ranks that are at their end, good or bad."""
         return {rank for rank, seen in self.signs().items() if seen.sign.phase in (ENDING, FAILED)}
 
-    def _receive(self):
-        """In a thread of its own: the kernel keeps no more than ten signs that are not read."""
+    def _receive(self) -> None:
+        """Receive signs, in a thread of its own: the kernel keeps no more than ten that are not read."""
         while True:
             data, extra, _, _ = self.socket.recvmsg(4096, socket.CMSG_SPACE(CREDENTIALS.size))
             pid, user, _ = CREDENTIALS.unpack(extra[0][2])
@@ -108,7 +108,7 @@ class Watchdog:
         self.seen[sign.rank] = Seen(sign, now)
 
     def _limit(self, seen: Seen) -> float:
-        """Seconds that may pass until the rank's next sign; 0: any number."""
+        """Return the seconds that may pass until the rank's next sign; 0: any number."""
         in_a_step = seen.sign.phase in (STEPPING, LOADING) and seen.sign.rank in self.first_steps
         if in_a_step or process_state(seen.sign.pid) in STOPPED:  # who is stopped is not slow
             median = statistics.median(self._times) if self._times else 0.0
@@ -116,7 +116,7 @@ class Watchdog:
         return self.start_timeout
 
     def overdue(self, alive: set[int]) -> str | None:
-        """Why the job counts as hung, by the rank that has been silent for longest; None while it does not.
+        """Say why the job counts as hung, by the rank that has been silent for longest; None while it does not.
 
         alive: numbers of the ranks that have not ended.
         """
@@ -137,7 +137,7 @@ class Watchdog:
         )
 
     def awaited(self, alive: set[int]) -> dict[int, str]:
-        """{rank: why} of those that the others wait for: stopped, or else behind the others; {} if none is.
+        """Return {rank: why} of those that the others wait for: stopped, or else behind the others; {} if none is.
 
         A rank that a debugger has stopped counts too.
         """
@@ -152,7 +152,7 @@ class Watchdog:
         return {rank: f"it is behind the others: step {last[0]}, {PHASES[last[1]]}" for rank in behind}
 
     def newly_stopped(self, alive: set[int]) -> list[Seen]:
-        """Those whose process has been stopped for `STOPPED_SECONDS`, once each."""
+        """Return the signs of ranks whose process has been stopped for `STOPPED_SECONDS`, once each."""
         now, found = time.monotonic(), []
         for rank, seen in self.signs().items():
             if rank not in alive or process_state(seen.sign.pid) != "T":
@@ -163,7 +163,7 @@ class Watchdog:
         return found
 
     def table(self, alive: set[int]) -> list[str]:
-        """A line a rank: where it was last, for how long, and what its process has done meanwhile."""
+        """Return a line a rank: where it was last, for how long, and what its process has done meanwhile."""
         signs = self.signs()
         before = {rank: cpu_seconds(seen.sign.pid) for rank, seen in signs.items()}
         time.sleep(1)
