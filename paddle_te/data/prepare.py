@@ -348,8 +348,8 @@ def _bytes_of(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _outputs(prefix, overwrite):
-    """The files of a corpus, in the order in which they are written."""
+def _outputs(prefix: Path, overwrite: bool) -> list[Path]:
+    """Return the files of a corpus, in the order in which they are written."""
     outputs = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".json", ".idx")]
     existing = [str(path) for path in outputs if path.exists()]
     if existing and not overwrite:

@@ -83,7 +83,10 @@ def combine(
     columns: int,
     dtype: DType,
 ) -> None:
-    """Write residual, 0 for none, plus the sum of each token's rows to out [tokens, columns], in float32, rounded once."""
+    """Write residual, 0 for none, plus the sum of each token's rows to out [tokens, columns].
+
+    The sum is in float32 and rounded once.
+    """
     function = kernel(f"experts_combine_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
     given = rows, routing_map, places.place, residual, out, sizes.experts, columns
     te.launch(function, sizes.tokens, _BLOCK, 0, stream, *given)
