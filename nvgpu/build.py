@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,8 @@ RUNTIMES = ("host", "cuda")
 ARCHITECTURES = "80,90"  # machine code for these; newer GPUs translate the PTX of the last one
 
 
-def paddle_directory():
-    """The installed paddle package, found without importing it."""
+def paddle_directory() -> Path:
+    """Return the installed paddle package, found without importing it."""
     spec = importlib.util.find_spec("paddle")
     if spec is not None and spec.origin is not None:
         return Path(spec.origin).parent
@@ -40,15 +41,15 @@ def paddle_directory():
     sys.exit(f"nvgpu: {sys.executable} has no paddle package to build for: pip install paddlepaddle")
 
 
-def paddle_version(paddle):
-    """ "3.3.1 (commit)", as loader.cc reads it when the plug-in is loaded."""
+def paddle_version(paddle: Path) -> str:
+    """Return "3.3.1 (commit)", as loader.cc reads it when the plug-in is loaded."""
     text = (paddle / "version" / "__init__.py").read_text()
-    version, commit = (re.search(rf"^{name}\s*=\s*'(.*)'", text, re.M).group(1) for name in ("full_version", "commit"))
-    return f"{version} ({commit})"
+    found = dict(re.findall(r"^(full_version|commit)\s*=\s*'(.*)'", text, re.M))
+    return "{full_version} ({commit})".format(**found)
 
 
-def run(command):
-    """In the folder of the sources, whose names in the command are relative."""
+def run(command: Sequence[object]) -> None:
+    """Run a command in the folder of the sources, whose names in the command are relative."""
     result = subprocess.run([str(word) for word in command], cwd=SOURCE, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{result.stdout}{result.stderr}")
@@ -59,17 +60,17 @@ class Job:
     """One compiler call: the source, relative to csrc/; the command; and the runtime, or "shared" by both."""
 
     source: Path
-    command: tuple
+    command: tuple[str, ...]
     of: str
 
-    def object(self, out):
+    def object(self, out: Path) -> Path:
         return out / "objects" / self.of / "_".join(self.source.with_suffix(".o").parts)
 
 
-def jobs(runtime, paddle, architectures):
-    """All of a runtime's, the slowest first."""
+def jobs(runtime: str, paddle: Path, architectures: Sequence[str]) -> Iterator[Job]:
+    """Yield all compiler calls of a runtime, the slowest first."""
 
-    def each(pattern, of, *command):
+    def each(pattern: str, of: str, *command: str) -> Iterator[Job]:
         for path in sorted(SOURCE.glob(pattern)):
             source = path.relative_to(SOURCE)
             yield Job(source, (*command, "-c", str(source)), of)
@@ -77,14 +78,15 @@ def jobs(runtime, paddle, architectures):
     common = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-I.")
     cxx = (os.environ.get("CXX", "g++"), "-Wall", *common)
     paddles = ("-DPADDLE_WITH_CUSTOM_DEVICE", f"-I{paddle}/include", f"-I{paddle}/include/third_party")
+    more: list[str] = []
     if runtime == "cuda":
         newest = architectures[-1]
         codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures[:-1]]
         codes.append(f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
         device = (nvcc(), "-O2", *codes, "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", "-I.")
-        more = (f"-I{cuda_home()}/include",)
+        more.append(f"-I{cuda_home()}/include")
     else:
-        device, more = (*cxx, "-O2", "-x", "c++"), ()
+        device = (*cxx, "-O2", "-x", "c++")
     yield from each("math/*.cu", runtime, *device)
     yield from each("kernels/*.cc", "shared", *cxx, "-O1", *paddles)
     yield from each("plugin.cc", "shared", *cxx, "-O1", *paddles)
@@ -94,8 +96,8 @@ def jobs(runtime, paddle, architectures):
     yield from each("loader.cc", runtime, *cxx, "-O2", *definitions)
 
 
-def cuda_home():
-    """The toolkit with CUDA's headers and libraries; nvcc on PATH may be a script outside of it."""
+def cuda_home() -> Path:
+    """Return the toolkit with CUDA's headers and libraries; nvcc on PATH may be a script outside of it."""
     candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), Path(nvcc()).resolve().parent.parent]
     for path in [*candidates, "/usr/local/cuda"]:
         if path and (Path(path) / "include" / "cuda_runtime_api.h").is_file():
@@ -103,8 +105,8 @@ def cuda_home():
     sys.exit("nvgpu: no cuda_runtime_api.h found; set CUDA_HOME to the CUDA toolkit")
 
 
-def find_nvcc():
-    """CUDA_HOME's, else that of NVIDIA's pip packages beside Paddle, else PATH's; None where there is none."""
+def find_nvcc() -> str | None:
+    """Return CUDA_HOME's nvcc, else that of NVIDIA's pip packages beside Paddle, else PATH's; None without."""
     packaged = paddle_directory().parent / "nvidia" / "cu13" / "bin"
     homes = [f"{os.environ['CUDA_HOME']}/bin"] if "CUDA_HOME" in os.environ else []
     for folder in [*homes, packaged, None, "/usr/local/cuda/bin"]:
@@ -113,37 +115,37 @@ def find_nvcc():
     return None
 
 
-def nvcc():
+def nvcc() -> str:
     return find_nvcc() or sys.exit(
         "nvgpu: the CUDA runtime needs nvcc: pip install 'nvidia-cuda-nvcc>=13,<14' 'nvidia-cuda-cccl>=13,<14', or a "
         "CUDA 13 toolkit in CUDA_HOME or on PATH"
     )
 
 
-def digest(paddle, *parts):
-    """Of the parts and of the Paddle, wherever it lies."""
+def digest(paddle: Path, *parts: object) -> str:
+    """Return a digest of the parts and of the Paddle, wherever it lies."""
     text = repr((paddle_version(paddle), parts)).replace(str(paddle), "paddle")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def up_to_date(mark, wanted):
+def up_to_date(mark: Path, wanted: str) -> bool:
     return mark.is_file() and mark.read_text() == wanted
 
 
-def sources_of(dependencies):
-    """Our own files among those that a compiler wrote down as read (make's format)."""
+def sources_of(dependencies: Path) -> list[Path]:
+    """Return our own files among those that a compiler wrote down as read (make's format)."""
     names = dependencies.read_text().replace("\\\n", " ").split(":", 1)[1].split()
     read = {(SOURCE / name).resolve() for name in names}
     return sorted(path for path in read if path.is_relative_to(SOURCE))
 
 
-def compile_object(job, paddle, out):
-    """Compiles one file unless the command, Paddle's version and all files that it read are those of the last time."""
+def compile_object(job: Job, paddle: Path, out: Path) -> Path:
+    """Compile one file unless the command, Paddle's version and all files that it read are the last time's."""
     target = job.object(out)
     target.parent.mkdir(parents=True, exist_ok=True)
     mark, dependencies = target.with_suffix(".from"), target.with_suffix(".d")
 
-    def state():
+    def state() -> str:
         files = sources_of(dependencies) if dependencies.is_file() else []
         return digest(paddle, job, [path.read_bytes() if path.is_file() else None for path in files])
 
@@ -154,8 +156,8 @@ def compile_object(job, paddle, out):
     return target
 
 
-def build(runtime, out=HERE / "build", architectures=ARCHITECTURES):
-    """The folder out/<runtime> with the compiled libraries. RuntimeError: the compiler's own words."""
+def build(runtime: str, out: str | Path = HERE / "build", architectures: str = ARCHITECTURES) -> Path:
+    """Build the folder out/<runtime> with the compiled libraries. RuntimeError: the compiler's own words."""
     out = Path(out).resolve()
     paddle, built = paddle_directory(), out / runtime
     mark = built / "built_from"
@@ -174,7 +176,7 @@ def build(runtime, out=HERE / "build", architectures=ARCHITECTURES):
     return built
 
 
-def link(runtime, paddle, objects, built):
+def link(runtime: str, paddle: Path, objects: Sequence[Path], built: Path) -> None:
     libraries = [f"-L{paddle}/libs", "-l:libphi_core.so", "-l:libphi.so", "-l:libcommon.so", "-ldl", "-lpthread"]
     if runtime == "cuda":
         libraries += [f"-L{cuda_home()}/lib64", f"-L{cuda_home()}/lib", "-l:libcudart.so.13"]
@@ -185,13 +187,13 @@ def link(runtime, paddle, objects, built):
     link_library(loader, "loader.map", built / "libnvgpu.so", ["-ldl"])
 
 
-def link_library(objects, exports, library, needed):
-    """exports: the linker's script, in csrc/, which says what the library shows to others."""
+def link_library(objects: Sequence[Path], exports: str, library: Path, needed: Sequence[str]) -> None:
+    """Link a library. exports: the linker's script, in csrc/, which says what the library shows to others."""
     compiler = os.environ.get("CXX", "g++")
     run([compiler, "-shared", f"-Wl,--version-script={exports}", *objects, "-o", library, *needed])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtime", choices=RUNTIMES, required=True)
     parser.add_argument(

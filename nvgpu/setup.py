@@ -19,7 +19,7 @@ import build as plugin  # noqa: E402  (build.py beside this file)
 FOLDERS = {"host": "nvgpu/host", "cuda": "paddle_custom_device"}
 
 
-def runtimes():
+def runtimes() -> list[str]:
     said = os.environ.get("NVGPU_RUNTIMES")
     if said is None:
         return [name for name in plugin.RUNTIMES if name == "host" or plugin.find_nvcc()]
@@ -29,14 +29,14 @@ def runtimes():
     return names
 
 
-def requirements():
-    """Exactly the Paddle that this is compiled for: pip then says it when another one takes its place."""
+def requirements() -> list[str]:
+    """Return exactly the Paddle that this is compiled for: pip then says it when another one replaces it."""
     found = sorted(plugin.paddle_directory().parent.glob("paddlepaddle*.dist-info"))
     return ["==".join(path.stem.split("-")) for path in found[:1]]
 
 
 class CompilePlugin(build_py):
-    def run(self):
+    def run(self) -> None:
         if self.editable_mode:
             sys.exit("nvgpu: libraries are compiled and copied, so -e cannot work: pip install ./nvgpu")
         super().run()
@@ -46,7 +46,7 @@ class CompilePlugin(build_py):
             if name in runtimes():
                 self.compile_runtime(name, target)
 
-    def compile_runtime(self, name, target):
+    def compile_runtime(self, name: str, target: Path) -> None:
         try:
             built = plugin.build(name)
         except RuntimeError as error:
@@ -58,7 +58,7 @@ class CompilePlugin(build_py):
 
 
 class BinaryDistribution(Distribution):
-    def has_ext_modules(self):
+    def has_ext_modules(self) -> bool:
         return True
 
 

@@ -9,7 +9,7 @@ import pytest
 from tools.typed_functions import count
 
 ROOT = Path(__file__).parents[2]
-LEAST = 0.35  # of all functions; raise it when a room joins the list in pyproject.toml
+LEAST = 0.61  # of all functions; raise it when a room joins the list in pyproject.toml
 
 
 def rooms():
@@ -24,8 +24,9 @@ def test_share_of_typed_functions_does_not_fall():
 
 @pytest.mark.parametrize("room", rooms())
 def test_each_typed_room_is_there(room):
-    path = ROOT / room.removesuffix(".*").replace(".", "/")
-    assert path.is_dir() or path.with_suffix(".py").is_file()
+    name = room.removesuffix(".*").replace(".", "/")
+    paths = [ROOT / name, ROOT / "nvgpu" / name, ROOT / "nvgpu/src" / name]
+    assert any(path.with_suffix(".py").is_file() or (path / "__init__.py").is_file() for path in paths)
 
 
 def test_each_silenced_fault_has_a_reason():

@@ -1,4 +1,4 @@
-"""Where the compiled libraries of the nvgpu plug-in are. Paddle needs no import of this package."""
+"""Say where the compiled libraries of the nvgpu plug-in are. Paddle needs no import of this package."""
 
 from pathlib import Path
 
@@ -6,8 +6,10 @@ _HERE = Path(__file__).resolve().parent
 _FOLDERS = {"host": _HERE / "host", "cuda": _HERE.parent / "paddle_custom_device"}
 
 
-def root(runtime):
-    """The folder of a runtime, "host" or "cuda", for CUSTOM_DEVICE_ROOT. Paddle looks into that of "cuda" by itself.
+def root(runtime: str) -> Path:
+    """Return the folder of a runtime, "host" or "cuda", for CUSTOM_DEVICE_ROOT.
+
+    Paddle looks into that of "cuda" by itself.
 
     Raises ValueError for another name, FileNotFoundError for a runtime that was not compiled when this was installed.
     """

@@ -1,4 +1,4 @@
-"""Prints the folder of a runtime: export CUSTOM_DEVICE_ROOT=$(python -m nvgpu host)"""
+"""Print the folder of a runtime: export CUSTOM_DEVICE_ROOT=$(python -m nvgpu host)"""
 
 import sys
 
