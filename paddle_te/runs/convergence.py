@@ -2,7 +2,7 @@
 
 python -m paddle_te.runs.convergence RUN_DIR… [--tolerance 1e-5] [--output DIR]
 
-Each RUN_DIR holds a train_log.jsonl (and a train_summary.json with the run's name) as `training.callbacks` writes
+Each RUN_DIR holds a train_log.jsonl (and a train_summary.json with the run's name) as `training.throughput` writes
 them. The first run is the reference. Exit status: 0 all curves agree, 1 some curve parts, 2 nothing to compare, or the
 folder cannot be written.
 """
@@ -24,7 +24,7 @@ from paddle_te.options.option import NOT_NEGATIVE, PATH, STEPS
 from paddle_te.outputs import NotWritten, folder_argument, write_file
 from paddle_te.table import in_columns
 
-# What a run leaves in its output_dir (`training.callbacks` writes them).
+# What a run leaves in its output_dir (`training.throughput` writes them).
 TRAIN_LOG = "train_log.jsonl"
 TRAIN_SUMMARY = "train_summary.json"
 

@@ -19,6 +19,7 @@ from paddle_te.data.corpus import CorpusError
 from paddle_te.runs import screen
 from paddle_te.runs.heartbeat import has_launcher
 from paddle_te.runs.leaving import leaving_at_once
+from paddle_te.runs.rollback import RunEnded
 
 
 def main():
@@ -59,6 +60,9 @@ def _run(shown):
         except CorpusError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except RunEnded as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.status
     else:
         from paddle_te.hosts.paddleformers.export import export
 

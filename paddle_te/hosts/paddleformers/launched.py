@@ -17,12 +17,15 @@ from paddleformers.transformers.optimization import CosineAnnealingWithWarmupDec
 from paddle_te.data.mock import MockDataset
 from paddle_te.data.questions import encode
 from paddle_te.hosts.paddleformers.batches import FLASH_MASK
-from paddle_te.hosts.paddleformers.callbacks import ExitSignalCallback, RunCallback
+from paddle_te.hosts.paddleformers.callbacks import run_callbacks
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.weights import vocabulary_of
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, PRETRAIN_DATA, PRETRAINING
 from paddle_te.runs.heartbeat import has_launcher
+from paddle_te.training.liveness import show_signs_of_life
+from paddle_te.training.schedule import annealing
+from paddle_te.training.signals import ExitSignalCallback
 
 _NAMES = {
     "mock_data",
@@ -66,31 +69,22 @@ def launched(**said):
         yield
 
 
+_SCHEDULES = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
+
+
 def _trainer(trainer_class, least):
     """What makes a Trainer with our callbacks and, unless the least learning rate is None, PaddleNLP's schedule."""
-    ours = [ExitSignalCallback(), RunCallback()] if has_launcher() else []
+    early = []
+    if has_launcher():
+        show_signs_of_life()
+        early.append(ExitSignalCallback())
 
-    def make(*, args, callbacks, **kwargs):
-        schedule = {} if least is None else {"optimizers": (None, _schedule(args, least))}
-        return trainer_class(args=args, callbacks=[*callbacks, *ours], **schedule, **kwargs)
+    def make(*, args, model, callbacks, **kwargs):
+        schedule = {} if least is None else {"optimizers": (None, annealing(_SCHEDULES, args, least))}
+        ours = [*early, *run_callbacks(model, args)] if early else []
+        return trainer_class(args=args, model=model, callbacks=[*callbacks, *ours], **schedule, **kwargs)
 
     return make
-
-
-def _schedule(args, least):
-    """The learning rates of PaddleNLP's pretraining, where the first step has a share already; PaddleFormers' own
-    schedules begin with a step at 0."""
-    kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
-    name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    if name not in kinds:
-        raise ValueError(f"lr_scheduler_type {name}: with min_learning_rate it may be {', '.join(kinds)}")
-    return kinds[name](
-        max_lr=args.learning_rate,
-        min_lr=least,
-        warmup_step=args.warmup_steps or args.warmup_ratio * args.max_steps,
-        decay_step=args.decay_steps or args.max_steps,
-        last_epoch=0,
-    )
 
 
 def _questions(src_length):

@@ -16,13 +16,14 @@ from paddle_te.hosts.paddleformers.checkpoints import resharding_statements, sav
 from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.hosts.paddleformers.modeling import PREFIX
 from paddle_te.hosts.paddleformers.replaced import replaced
-from paddle_te.models.decoder import fp8_recipe
 from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.optimizer import decay_matrices, fuse_clipping
+from paddle_te.training import fp8_state
+from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, shares
 
 
-class OurTrainer(WeighedTrainer, SFTTrainer):
+class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
     """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, with a loss that is the mean over
     labels, and able to resume in one process."""
 
@@ -85,13 +86,8 @@ class TETrainer(OurTrainer):
 
     def _save_flex_model_state(self, output_dir):
         super()._save_flex_model_state(output_dir)
-        recipe, args = self._scaled_recipe(), self.args
-        if recipe:
-            fp8.reduce_amax(self.model, recipe)  # then all ranks of a pipeline stage have the same state
-            if args.dataset_rank == 0 and args.tensor_parallel_rank <= 0:
-                stage = max(args.pipeline_parallel_rank, 0)
-                path = Path(output_dir) / f"fp8_state.pp{stage:02d}.pdparams"
-                fp8.save(path, self.model, recipe, stage_layer_names(self.model))
+        if recipe := self._scaled_recipe():
+            fp8_state.save(output_dir, self.model, recipe, self.args, stage_layer_names(self.model))
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
         with self._resharding(resume_from_checkpoint):
@@ -118,9 +114,7 @@ class TETrainer(OurTrainer):
             yield
 
     def _scaled_recipe(self):
-        """The fp8 recipe, if it has a state to keep; None otherwise."""
-        recipe = fp8_recipe(decoder_config(self.model.config))
-        return recipe if recipe and recipe.kind == "delayed" else None
+        return fp8_state.scaled_recipe(decoder_config(self.model.config))
 
 
 def _load_fp8_state(folder, model, recipe):

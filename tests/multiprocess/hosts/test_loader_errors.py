@@ -15,8 +15,8 @@ import pytest
 
 from paddle_te import upstream
 from paddle_te.hosts.paddlenlp.training.datasets import MockDataset
-from paddle_te.hosts.paddlenlp.training.loader_errors import tell_errors
 from paddle_te.runs.rollback import RunEnded
+from paddle_te.training.loader_errors import tell_errors
 from tests import processes
 from tests.end_to_end.training.test_health import COMMON, train
 
@@ -51,7 +51,7 @@ def read(loader, trainer):
         try:
             for batch in loader:
                 batches.append(batch)
-                trainer.watch.done += 1
+                trainer.has_trained = True
         except Exception as error:
             errors.append(error)
 
@@ -64,7 +64,7 @@ def read(loader, trainer):
 
 @pytest.mark.parametrize("batch_size, status", [(8, 2), (2, 1)])
 def test_an_error_is_told_in_one_line(batch_size, status):
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=0))
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), has_trained=False)
     loader = paddle.io.DataLoader(Breaking(), batch_size=batch_size)
     batches, (error,) = read(tell_errors(loader, trainer, "training"), trainer)
     assert isinstance(error, RunEnded) and error.status == status
@@ -105,7 +105,7 @@ def test_a_worker_processs_error_ends_the_run(tmp_path):
 def test_paddle_alone_waits_for_ever():
     """Else the repair can go."""
     upstream.undo("loader_thread")
-    trainer = SimpleNamespace(watch=SimpleNamespace(done=0))
+    trainer = SimpleNamespace(has_trained=False)
     with pytest.raises(AssertionError, match="waits for ever"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading, "excepthook", lambda arguments: None)
         patch.setattr(threading.Thread, "join", lambda self, timeout, join=threading.Thread.join: join(self, 3))
@@ -157,7 +157,7 @@ class OfOneProcess:
 
 @pytest.mark.timeout(200)  # else it waits for ever
 def test_a_worker_leaves_its_parents_garbage_alone():
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=1))
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), has_trained=True)
     loader = tell_errors(paddle.io.DataLoader(Collecting(), batch_size=2, num_workers=1), trainer, "evaluation")
     gc.disable()  # what is garbage here is still there in the worker
     try:
@@ -169,7 +169,7 @@ def test_a_worker_leaves_its_parents_garbage_alone():
 
 def test_a_workers_sigterm_is_its_parents_affair():
     """Slurm's reaches the workers too: they read on, for a last checkpoint; their parent's still ends them."""
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=1))
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), has_trained=True)
     loader = tell_errors(paddle.io.DataLoader(Slow(), batch_size=2, num_workers=1), trainer, "training")
 
     def begin():
@@ -187,12 +187,12 @@ def test_a_workers_sigterm_is_its_parents_affair():
     assert worker.exitcode == 0
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_that_is_left_before_its_end_leaves_nothing_behind(workers):
+@pytest.mark.parametrize("workers, persistent", [(0, False), (1, False), (1, True)])
+def test_a_loader_that_is_left_before_its_end_leaves_nothing_behind(workers, persistent):
     """Else the thread warns, where a process takes its time to end, that Python has ended the worker."""
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=1))
-    loader = paddle.io.DataLoader(Slow(), batch_size=2, num_workers=workers, timeout=1)  # how often the thread looks
-    loader = tell_errors(loader, trainer, "training")
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), has_trained=True)
+    how = dict(num_workers=workers, persistent_workers=persistent, timeout=1)  # so often the thread looks
+    loader = tell_errors(paddle.io.DataLoader(Slow(), batch_size=2, **how), trainer, "training")
     children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
     for _ in range(2):  # once, and once again
         for _ in loader:

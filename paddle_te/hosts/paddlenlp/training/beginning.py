@@ -6,11 +6,11 @@ import paddle
 
 from paddle_te import device, upstream
 from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser
-from paddle_te.hosts.paddlenlp.training.liveness import keep_folder, show_signs_of_life
 from paddle_te.hosts.paddlenlp.training.resharding import check_resumable
 from paddle_te.hosts.paddlenlp.training.resuming import find_to_resume
 from paddle_te.runs.checkpoints import check_new_run
 from paddle_te.runs.rollback import leave_out_broken_batches
+from paddle_te.training.liveness import keep_folder, show_signs_of_life
 
 logger = logging.getLogger(__name__)
 

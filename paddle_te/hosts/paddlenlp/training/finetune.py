@@ -29,7 +29,7 @@ from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_cl
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
-from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import (
     Collator,
@@ -58,6 +58,7 @@ from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.heartbeat import SAVING, Heartbeat
 from paddle_te.runs.identity import model_values
+from paddle_te.training.signals import ExitSignalCallback
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.contents import merge_command
 from paddle_te.weights.files import check_new

@@ -16,12 +16,12 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
     check_weights_folder,
     data_seed,
 )
-from paddle_te.hosts.paddlenlp.training.callbacks import ThroughputCallback, model_flops_per_token
 from paddle_te.hosts.paddlenlp.training.step_sampler import StepSampler
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.job import FINETUNE
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_MODEL
+from paddle_te.training.throughput import ThroughputCallback, model_flops_per_token
 
 
 @dataclass

@@ -9,12 +9,12 @@ import paddle
 
 from paddle_te import commands, configs, device
 from paddle_te.hosts.paddlenlp.lora import target_modules
-from paddle_te.hosts.paddlenlp.training.callbacks import device_name
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen
 from paddle_te.planner import GPUS, Lora, Model, layout_of, memory_of_step, search
 from paddle_te.planner.memory import lacking
 from paddle_te.runs.rollback import RunEnded
+from paddle_te.training.throughput import device_name
 
 logger = logging.getLogger(__name__)
 

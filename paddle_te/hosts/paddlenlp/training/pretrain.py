@@ -33,7 +33,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
     data_seed,
 )
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
-from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
 from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, create_pretrained_dataset, data_identity
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
@@ -46,6 +46,8 @@ from paddle_te.ops import get_ops
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
+from paddle_te.training.schedule import annealing
+from paddle_te.training.signals import ExitSignalCallback
 
 logger = logging.getLogger(__name__)
 
@@ -127,13 +129,7 @@ def mask_scope(data_args):
 
 def make_scheduler(training_args):
     kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
-    return kinds[training_args.lr_scheduler_type.value](
-        max_lr=training_args.learning_rate,
-        min_lr=training_args.min_learning_rate,
-        warmup_step=training_args.warmup_steps or training_args.warmup_ratio * training_args.max_steps,
-        decay_step=training_args.decay_steps or training_args.max_steps,
-        last_epoch=0,
-    )
+    return annealing(kinds, training_args, training_args.min_learning_rate)
 
 
 def check_start(checkpoint, model_args, data_args, training_args):

@@ -29,14 +29,12 @@ from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index, smooth_labels
 from paddle_te.hosts.paddlenlp.training.early_stopping import evaluation_in
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
-from paddle_te.hosts.paddlenlp.training.loader_errors import TellingTrainer
 from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
 from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
-from paddle_te.models.decoder import fp8_recipe
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
@@ -52,6 +50,9 @@ from paddle_te.runs.checkpoints import (
 )
 from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.runs.transfers import Transfer, bytes_of
+from paddle_te.training import fp8_state
+from paddle_te.training.fp8_state import scaled_recipe
+from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, micro_counts, shares
 from paddle_te.upstream import stage2_averages
 from paddle_te.weights import CheckpointError
@@ -328,7 +329,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._note_place()
         gather_weights(self.optimizer)
-        self.watch.check_before_saving(self.model, self._scaled_recipe())
+        self.watch.check_before_saving(self.model, scaled_recipe(self.model.config))
         if self._background:
             self._background.wait()
         try:
@@ -437,15 +438,9 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             dist.barrier()
 
     def _save_fp8_state(self, folder):
-        """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""
-        recipe = self._scaled_recipe()
+        recipe = scaled_recipe(self.model.config)
         if recipe:
-            fp8.reduce_amax(self.model, recipe)
-            if self.args.dataset_rank == 0 and self.args.sequence_rank == 0 and self.args.tensor_parallel_rank <= 0:
-                stage = max(self.args.pipeline_parallel_rank, 0)
-                fp8.save(
-                    folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, stage_layer_names(self.model)
-                )
+            fp8_state.save(folder, self.model, recipe, self.args, stage_layer_names(self.model))
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Raises CheckpointError for a checkpoint that cannot be loaded whole."""
@@ -455,7 +450,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._share.load_weights()
         else:
             super()._load_from_checkpoint(resume_from_checkpoint)
-        recipe = self._scaled_recipe()
+        recipe = scaled_recipe(self.model.config)
         if recipe and resume_from_checkpoint:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
             try:
@@ -504,11 +499,6 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self.scaler.load_state_dict(paddle.load(scaler, return_numpy=True))
         if self.args.offload_optim:
             self._offload_optimizer()
-
-    def _scaled_recipe(self):
-        """The fp8 recipe, if it has a state to keep; None otherwise."""
-        recipe = fp8_recipe(self.model.config)
-        return recipe if recipe and recipe.kind == "delayed" else None
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""

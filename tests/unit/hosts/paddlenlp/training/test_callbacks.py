@@ -14,19 +14,14 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.transformers import LlamaForCausalLM
 
-from paddle_te.hosts.paddlenlp.training import callbacks
-from paddle_te.hosts.paddlenlp.training.callbacks import (
-    ExitSignalCallback,
-    ThroughputCallback,
-    exact_loss,
-    install_callbacks,
-    model_flops_per_token,
-    peak_tflops,
-)
+from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
 from paddle_te.hosts.paddlenlp.training.progress import ProgressBarCallback
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.runs.screen import TERMINAL
+from paddle_te.training import throughput
+from paddle_te.training.signals import ExitSignalCallback
+from paddle_te.training.throughput import ThroughputCallback, exact_loss, model_flops_per_token, peak_tflops
 from tests.sizes import TINY
 
 SEQ_LENGTH = 32
@@ -177,7 +172,7 @@ def test_resume_keeps_the_lines_before_it_and_replaces_the_rest(tiny_config, tmp
 
 
 def throughput_callback():
-    callback = ThroughputCallback(SimpleNamespace(**CONFIG))
+    callback = ThroughputCallback.of(SimpleNamespace(**CONFIG))
     callback.flops_per_token = 10**9
     return callback
 
@@ -187,7 +182,7 @@ class Run:
 
     def __init__(self, callback, output_dir, monkeypatch):
         self.clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
+        monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
         self.callback, self.control = callback, SimpleNamespace()
         self.state = SimpleNamespace(global_step=0, is_world_process_zero=True)
         self.args = SimpleNamespace(
@@ -274,7 +269,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     ],
 )
 def test_the_runs_name_is_its_backends(flags, name):
-    assert ThroughputCallback(SimpleNamespace(**CONFIG, **flags)).backend == name
+    assert ThroughputCallback.of(SimpleNamespace(**CONFIG, **flags)).backend == name
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
@@ -317,13 +312,13 @@ def test_the_gpus_name_is_the_drivers():
         pytest.skip("this Paddle computes on no GPU")
     paddle.set_device("gpu" if paddle.is_compiled_with_cuda() else "nvgpu")
     try:
-        assert callbacks.device_name().startswith("NVIDIA ")
+        assert throughput.device_name().startswith("NVIDIA ")
     finally:
         paddle.set_device("cpu")
 
 
 def test_the_share_of_the_peak_is_logged_where_the_peak_is_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(callbacks, "device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(throughput, "device_name", lambda: "NVIDIA A100-SXM4-80GB")
     run = Run(throughput_callback(), tmp_path, monkeypatch)
     run.step(0.01)
     logs = run.step(0.01)
@@ -382,7 +377,7 @@ LATE = """
 import ctypes, signal, sys
 from paddle_te.upstream import deferred_imports
 deferred_imports.apply()  # as the commands do: it takes half as long
-from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback
+from paddle_te.training.signals import ExitSignalCallback
 ExitSignalCallback()
 libc = ctypes.CDLL(None)
 libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status: the signal comes when Python has ended

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 from paddlenlp.trainer import TrainerControl, TrainerState
 
-from paddle_te.hosts.paddlenlp.training.progress import LinesCallback, ProgressBarCallback
+from paddle_te.hosts.paddlenlp.training.progress import ProgressBarCallback
 from paddle_te.runs import screen
 from paddle_te.runs.lines import step_values
+from paddle_te.training.lines import LinesCallback
 
 ARGUMENTS = SimpleNamespace(
     per_device_train_batch_size=2,

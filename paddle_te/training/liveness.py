@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import paddle
-from paddlenlp.trainer import TrainerCallback
 
 from paddle_te import device
 from paddle_te.distributed import gather_objects
@@ -24,6 +23,7 @@ from paddle_te.runs.heartbeat import (
     has_launcher,
 )
 from paddle_te.runs.lock import FolderLock
+from paddle_te.training.callback import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def keep_folder(args):
         _locks[folder] = FolderLock(folder)
 
 
-class HeartbeatCallback(TrainerCallback):
+class HeartbeatCallback(Callback):
     """Tells the launcher where a step, a save or an evaluation begins. Comes last: it reads what the others decide."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ class HeartbeatCallback(TrainerCallback):
         self._heartbeat.beat(ENDING, state.global_step)
 
 
-class StragglerCallback(TrainerCallback):
+class StragglerCallback(Callback):
     """Every so many steps, the log compares the slowest rank with the median one, where there are several ranks.
 
     A step takes all ranks equally long, for they wait for the slowest in its collectives. So what is compared is what a

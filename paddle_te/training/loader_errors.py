@@ -19,17 +19,25 @@ def tell_errors(loader, trainer, what):
     """Lets a Paddle DataLoader raise RunEnded for what goes wrong in its data set, workers or collation: with status 2
     before the first step, as for all that is wrong with a run's input, and 1 afterwards. Returns it.
 
-    trainer: knows the step. what: "training", "evaluation" or "test". Other loaders stay as they are.
+    trainer: knows the step, and whether it `has_trained`. what: "training", "evaluation" or "test". Other loaders stay
+    as they are.
     """
     if type(loader) is DataLoader:
         loader.__class__ = _TellingLoader
         loader.trainer, loader.what = trainer, what
         loader.worker_init_fn = _begin_worker
+        loader._persistent_workers = False  # which would live until the process ends, see `_end`
     return loader
 
 
 class TellingTrainer:
-    """A Trainer whose loaders tell their errors. Mixed into PaddleNLP's."""
+    """A host's Trainer whose loaders tell their errors. Mixed into its class."""
+
+    has_trained = False  # a micro-batch at least
+
+    def training_step(self, *args, **kwargs):
+        self.has_trained = True
+        return super().training_step(*args, **kwargs)
 
     def get_train_dataloader(self):
         return tell_errors(super().get_train_dataloader(), self, "training")
@@ -72,7 +80,7 @@ class _TellingLoader(DataLoader):
                     return
                 except Exception as error:
                     message = _line(error, self.what, self.trainer.state.global_step)
-                    raise RunEnded(message, 1 if self.trainer.watch.done else 2) from error
+                    raise RunEnded(message, 1 if self.trainer.has_trained else 2) from error
                 yield batch
         finally:
             _end(batches)

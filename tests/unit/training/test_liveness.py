@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import paddle
 
-from paddle_te.hosts.paddlenlp.training import liveness
+from paddle_te.training import liveness
 
 
 def test_the_slowest_rank_is_named_every_so_many_steps(monkeypatch, caplog):

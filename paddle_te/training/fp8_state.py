@@ -1,0 +1,23 @@
+"""The state of delayed scaling in a run's checkpoints, a file for each pipeline stage."""
+
+from pathlib import Path
+
+from paddle_te import fp8
+from paddle_te.models.decoder import fp8_recipe
+
+
+def scaled_recipe(config):
+    """The fp8 recipe of a decoder's configuration, if it has a state to keep; None otherwise."""
+    recipe = fp8_recipe(config)
+    return recipe if recipe and recipe.kind == "delayed" else None
+
+
+def save(folder, model, recipe, args, names):
+    """Writes this stage's state into a checkpoint: within a stage all ranks share amax, and so have the same scales.
+
+    Collective. args: the host's TrainingArguments. names: of the stage's layers in the whole model.
+    """
+    fp8.reduce_amax(model, recipe)
+    if args.dataset_rank == 0 and getattr(args, "sequence_rank", 0) == 0 and args.tensor_parallel_rank <= 0:
+        stage = max(args.pipeline_parallel_rank, 0)
+        fp8.save(Path(folder) / f"fp8_state.pp{stage:02d}.pdparams", model, recipe, names)
