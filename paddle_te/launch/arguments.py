@@ -71,6 +71,14 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError(re.sub(r"^argument --(\w+): ", r"\1: ", message))
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Names a default where there is one and the help does not say it itself."""
+
+    def _get_help_string(self, action):
+        said = action.default in (None, "") or "(default" in action.help
+        return action.help if said else super()._get_help_string(action)
+
+
 def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """The parser of a job's arguments and variables, by name, of which the environment may hold defaults."""
     parser = _Parser(
@@ -79,7 +87,7 @@ def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "environment. A run file may come first, a recipe of the package or a file of your own, in these names or "
         "PaddleNLP's: FILE.json [--name value ...]; with --print-config it is completed, printed, and not run. "
         "`paddle-te recipes` lists the recipes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES):

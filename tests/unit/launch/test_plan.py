@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_te import configs
-from paddle_te.launch import machines, pretrain
+from paddle_te.launch import finetune, machines, pretrain
 from paddle_te.launch.__main__ import main
-from paddle_te.launch.arguments import parse
+from paddle_te.launch.arguments import make_parser, parse
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
@@ -685,6 +685,13 @@ def test_seventeen_arguments_in_the_originals_order():
 def test_whoever_gives_no_argument_is_told_of_help(words, capsys):
     assert main(words) == 2
     assert ("paddle-te finetune --help lists the arguments" in capsys.readouterr().err) == (len(words) == 1)
+
+
+@pytest.mark.parametrize("job", [pretrain, finetune])
+def test_help_names_each_default_once(job):
+    text = make_parser(job, {}).format_help()
+    assert "(default: )" not in text and "(default: None)" not in text and "(default: none)" in text
+    assert all(len(part.split("(default")) <= 2 for part in text.split("\n  --"))
 
 
 def test_removed_options():
