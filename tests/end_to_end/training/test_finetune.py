@@ -216,6 +216,8 @@ def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, fla
 def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, caplog, backend):
     flags = dict(lora="true", lora_rank=4, rslora=str(backend == "none").lower(), learning_rate=1e-2, do_eval="true")
     run(monkeypatch, place, tmp_path / "out", backend, **flags)
+    evaluated = [record.message for record in caplog.records if record.message.startswith("evaluation after step")]
+    assert evaluated and len({*evaluated}) == len(evaluated)  # the last step once
     where = dict(model_name_or_path=place / backend, tokenizer_name_or_path=place / "tokenizer")
     merge = dict(output_dir=tmp_path / "out", transformer_engine_backend=backend, lora="true", merge_lora="true")
     start(monkeypatch, finetune.main, **where, **merge, lora_path=tmp_path / "out", device="cpu", report_to="none")

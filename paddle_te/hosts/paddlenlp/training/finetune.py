@@ -232,7 +232,7 @@ def finetune():
             if not train_and_save(trainer, checkpoint, finished, exit_signal):
                 return  # what follows is of the finished model
         if training_args.do_eval:
-            trainer.log_metrics("eval", trainer.evaluate())
+            trainer.log_metrics("eval", trainer.final_metrics())
     if model_args.merge_lora:
         merge(trainer, model_args, tokenizer)
 

@@ -82,6 +82,12 @@ class FinetuningTrainer(PretrainingTrainer):
             output.metrics[f"{metric_key_prefix}_accuracy"] = right / count
         return output
 
+    def final_metrics(self):
+        """What evaluating the finished model gives. Where the last step was evaluated, and its weights stay, that is
+        known."""
+        known = [entry for entry in self.state.log_history or () if entry["step"] == self.state.global_step]
+        return known[-1] if known and not self.args.load_best_model_at_end else self.evaluate()
+
     def _get_eval_sampler(self, eval_dataset):
         args = self.args
         ranks = dict(ranks=args.dataset_world_size, rank=args.dataset_rank)
