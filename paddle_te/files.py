@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+class NotRegular(OSError):
+    """A folder, a pipe or a device in a file's place."""
+
+
 def open_file(path: str | Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, with its name, where it is not there or is no regular file."""
+    """Open a file for reading.
+
+    Raises OSError, with its name, where it is not there, and NotRegular where it is no regular file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe opens, though nobody writes
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise NotRegular(errno.EINVAL, "is no regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 

@@ -15,6 +15,8 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from paddle_te.files import NotRegular, open_file
+
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -91,11 +93,15 @@ def load(path: Path, most: int | None = None) -> object:
 
     most: bytes that the file may have. Raises NotJson, and OSError for a file that cannot be opened.
     """
-    if path.exists() and not path.is_file():
-        raise NotJson(f"is {'a folder' if path.is_dir() else 'no ordinary file'}, where a JSON file is expected")
-    if most is not None and path.stat().st_size > most:
+    try:
+        with open_file(path) as file:
+            data = file.read(-1 if most is None else most + 1)
+    except NotRegular:
+        kind = "a folder" if path.is_dir() else "no ordinary file"
+        raise NotJson(f"is {kind}, where a JSON file is expected") from None
+    if most is not None and len(data) > most:
         raise NotJson(f"has more than {most:,} bytes, the most that it may have")
-    return parse(path.read_bytes())
+    return parse(data)
 
 
 def parse(data: bytes) -> object:

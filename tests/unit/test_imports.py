@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "job": {"configs", "host", "options"},
     "recipes": {"table"},
     "files": set(),
-    "typed": set(),
+    "typed": {"files"},
     "manifest": {"files", "typed"},
     "table": set(),
     "outputs": set(),
