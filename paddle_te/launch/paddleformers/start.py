@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from paddle_te.configs.families import family_of, is_tied
@@ -36,7 +37,7 @@ def start_files(
     weights = flags.get("te_init_weight_path") if pretrains else flags["model_name_or_path"]
     config = _hugging_face(config)
     if pretrains and weights is None:
-        config["max_position_embeddings"] = max(config["max_position_embeddings"], args.max_seqlen)
+        config["max_position_embeddings"] = _positions(config["max_position_embeddings"], args.max_seqlen)
         rounded = -(-vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         config["vocab_size"] = max(config["vocab_size"], rounded if vocabulary > 2 else 0)
     config |= {"fuse_rms_norm": device == "gpu"}  # of PaddleFormers' own layers, whose kernel is for paddlepaddle-gpu
@@ -46,6 +47,15 @@ def start_files(
         files |= _weights(name, Path(weights).expanduser().absolute(), config)
     _check_tokens(flags.get("input_dir"), config["vocab_size"])
     return {folder / name: content for name, content in files.items()}
+
+
+def _positions(there: int, length: int) -> int:
+    if length > there:
+        print(
+            f"launch: the model gets {length} positions, for max_seqlen {length}: its configuration has {there}",
+            file=sys.stderr,
+        )
+    return max(there, length)
 
 
 def _hugging_face(config: dict) -> dict:

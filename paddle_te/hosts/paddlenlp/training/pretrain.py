@@ -76,12 +76,21 @@ def make_config(model_args, data_args, training_args, tokenizer):
         check_positions(config, config.seq_length)
     else:
         if (scaling_of(config) or {}).get("rope_type") != "dynamic":  # which scales beyond it
-            config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
+            _provide_positions(config, data_args.max_seq_length)
         if tokenizer is not None:
             # GEMMs want multiples of 128
             config.vocab_size = max(config.vocab_size, -(-tokenizer.needed_rows // 128) * 128)
     check_room(config, training_args.model_dtype)
     return config
+
+
+def _provide_positions(config, length):
+    if length > config.max_position_embeddings:
+        logger.info(
+            f"the model gets {length} positions, for --max_seq_length {length}: its configuration has "
+            f"{config.max_position_embeddings}"
+        )
+        config.max_position_embeddings = length
 
 
 def check_trained_length(weights, length):

@@ -12,7 +12,7 @@ from paddle_te.hosts.paddlenlp.training import pretrain
     (dict(rope_scaling_type="linear", rope_scaling_factor=2.0), 4096),
     (dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0), 64),
 ])  # fmt: skip
-def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch, scaling, positions):
+def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch, caplog, scaling, positions):
     """But for dynamic scaling, which begins beyond max_position_embeddings."""
     monkeypatch.setattr(pretrain.LlmMetaConfig, "set_llm_config", lambda config, arguments: None)
     monkeypatch.setattr(pretrain, "configure", lambda *arguments: None)
@@ -21,8 +21,10 @@ def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch
     model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
     data_args = SimpleNamespace(max_seq_length=4096, reset_attention_mask=False)
     training_args = SimpleNamespace(use_fp8=False, transformer_engine_backend="none", model_dtype="float32")
-    made = pretrain.make_config(model_args, data_args, training_args, None)
+    with caplog.at_level("INFO", "paddle_te"):
+        made = pretrain.make_config(model_args, data_args, training_args, None)
     assert made.max_position_embeddings == positions and made.seq_length == 4096
+    assert ("the model gets 4096 positions" in caplog.text) == (positions == 4096)
 
 
 @pytest.mark.parametrize("scaling", [{}, dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0)])
