@@ -1,8 +1,12 @@
-"""The learning rate of each step in pretraining, from the first step on; the hosts' other schedules begin at 0."""
+"""The learning rate of each step."""
+
+import logging
+
+logger = logging.getLogger(__name__)
 
 
 def annealing(kinds, args, least):
-    """A schedule that falls to the learning rate `least`.
+    """Pretraining's schedule, which falls to the learning rate `least`. The hosts' other schedules begin at 0.
 
     kinds: {lr_scheduler_type: the host's class for it}. args: the host's TrainingArguments, which know their max_steps.
     Raises ValueError for another lr_scheduler_type.
@@ -17,3 +21,12 @@ def annealing(kinds, args, least):
         decay_step=args.decay_steps or args.max_steps,
         last_epoch=0,
     )
+
+
+def tell_long_warm_up(args, steps):
+    """Warns, in the job's first process, of a warm-up that such a number of steps ends before its end."""
+    if args.warmup_steps > steps and args.process_index == 0:
+        logger.warning(
+            f"warmup_steps {args.warmup_steps} is more than the {steps} steps of this run: the learning rate rises "
+            f"until its end, and does not reach {args.learning_rate:g}"
+        )

@@ -21,6 +21,7 @@ from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.training import fp8_state
 from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, shares
+from paddle_te.training.schedule import tell_long_warm_up
 
 
 class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
@@ -39,6 +40,10 @@ class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
         if self.data_args.dataset_type != "pretrain":  # where all labels of all samples count
             model = self.model.model if isinstance(self.model, LoRAModel) else self.model
             self.weigh_losses(pipeline=model if in_pipeline else None)
+
+    def create_optimizer_and_scheduler(self, num_training_steps):
+        tell_long_warm_up(self.args, num_training_steps)
+        super().create_optimizer_and_scheduler(num_training_steps)
 
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""

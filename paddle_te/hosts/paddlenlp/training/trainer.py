@@ -54,6 +54,7 @@ from paddle_te.training import fp8_state
 from paddle_te.training.fp8_state import scaled_recipe
 from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, micro_counts, shares
+from paddle_te.training.schedule import tell_long_warm_up
 from paddle_te.upstream import stage2_averages
 from paddle_te.weights import CheckpointError
 
@@ -160,6 +161,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
 
     def create_optimizer_and_scheduler(self, num_training_steps):
         """PaddleNLP's, for the steps of the course."""
+        tell_long_warm_up(self.args, self._last_step())
         super().create_optimizer_and_scheduler(self._last_step())
 
     def create_optimizer(self, lr_scheduler=None):
