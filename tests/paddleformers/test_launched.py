@@ -32,8 +32,8 @@ VOCABULARY = 384  # 300 of the tokenizer, rounded up
 STEPS = 4
 OURS = re.compile(
     r"launch: the host is|\+ env |"
-    r"\d\d:\d\d:\d\d (warning: warmup_steps 30 is more than the 4 steps|the messages of PaddleFormers|training (steps|ended)|"
-    r"step \d+/\d+: |\S+ is complete$)"
+    r"\d\d:\d\d:\d\d (warning: warmup_steps 30 is more than the 4 steps|the messages of PaddleFormers|"
+    r"training (steps|ended)|step \d+/\d+: |\S+ is complete$)"
 )
 
 
