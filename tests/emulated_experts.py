@@ -2,17 +2,38 @@
 
 import numpy as np
 
-from tests.emulated_te import ELEMENTS, at
+from tests.emulated_te import ELEMENTS, Form, at
 
 
-def _parts(tensor, experts, counts, offsets):
-    """An operand's matrix of each expert, as they lie. offsets: 0 where all are alike."""
-    cols, flat = tensor.shape[-1], tensor.array.reshape(-1)
+def _begins(tensor, experts, counts, offsets):
+    """Where the experts' rows begin."""
     if not offsets:
-        return list(flat.reshape(experts, -1, cols))
-    rows, begins = at(counts, (experts,), np.int64), at(offsets, (experts + 1,), np.int64)
-    assert (begins == np.concatenate([[0], np.cumsum(rows)]) * cols).all() and begins[-1] <= flat.size
-    return [flat[begins[e] : begins[e + 1]].reshape(-1, cols) for e in range(experts)]
+        return np.arange(experts + 1) * (np.prod(tensor.shape[:-1]) // experts)
+    begins = np.concatenate([[0], np.cumsum(at(counts, (experts,), np.int64))])
+    assert (at(offsets, (experts + 1,), np.int64) == begins * tensor.shape[-1]).all()
+    assert begins[-1] <= np.prod(tensor.shape[:-1])
+    return begins
+
+
+def _parts(tensor, begins):
+    """An operand's matrix of each expert, as they lie."""
+    flat = tensor.array.reshape(-1, tensor.shape[-1])
+    return [flat[begin:end] for begin, end in zip(begins, begins[1:], strict=False)]
+
+
+def _operands(tensor, begins, transposed, scale_inv):
+    """The experts' matrices in float32, [k last] if not transposed, from the copy that Hopper's GEMM reads."""
+    if not tensor.is_fp8:
+        parts = [part.astype(np.float32) for part in _parts(tensor, begins)]
+        return [part.T for part in parts] if transposed else parts
+    scale_inv, cols = at(scale_inv, (len(begins) - 1,), np.float32), tensor.shape[-1]
+    assert not (begins % 16).any()
+    if not transposed:
+        parts = _parts(tensor, begins)
+    else:
+        flat = tensor.transposed.reshape(-1)
+        parts = [flat[b * cols : e * cols].reshape(cols, e - b) for b, e in zip(begins, begins[1:], strict=False)]
+    return [part.astype(np.float32) * scale for part, scale in zip(parts, scale_inv, strict=True)]
 
 
 def grouped_gemm(
@@ -21,15 +42,13 @@ def grouped_gemm(
 ):  # fmt: skip
     """Of experts without rows a weight's gradient is not written."""
     assert at(factors, (8,), np.float32).tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
-    a = _parts(A, experts, counts, transb and offsets_a)
-    b = _parts(B, experts, counts, offsets_b)
-    d = _parts(D, experts, counts, not transb and offsets_d)
+    a = _operands(A, _begins(A, experts, counts, transb and offsets_a), not transa, scale_inv_a)
+    b = _operands(B, _begins(B, experts, counts, offsets_b), transb, scale_inv_b)
+    d = _parts(D, _begins(D, experts, counts, not transb and offsets_d))
     for left, right, out in zip(b, a, d, strict=True):
-        left, right = (x.astype(np.float32) for x in (left, right))
-        if transb and not len(left):
+        if transb and not left.shape[1]:
             continue
-        product = (left.T if transb else left) @ (right.T if transa else right)
-        out[...] = (product + (out.astype(np.float32) if accumulate else 0)).astype(out.dtype)
+        out[...] = (left @ right.T + (out.astype(np.float32) if accumulate else 0)).astype(out.dtype)
 
 
 def _swiglu(hidden):
@@ -159,8 +178,27 @@ def experts_zero_empty(grid, gradients, counts, blocks, size):
             at(gradients + expert * size, (size,), np.uint8)[...] = 0
 
 
+def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, amax, scale_inv, tokens, *sizes):
+    """kernels/experts_cast.cu: each expert's matrix as one of cast_tile.cuh's."""
+    experts, rows, columns = sizes
+    begins = at(begins, (experts + 1,), np.int64) // columns if begins else np.arange(experts + 1) * (rows // experts)
+    used, size = begins[-1], np.dtype(form.dtype).itemsize
+    values = at(x, (tokens, columns), form.dtype).astype(np.float32) if token_of else at(x, (used, columns), form.dtype)
+    if token_of:
+        values = np.concatenate([values, np.zeros((1, columns), np.float32)])[at(token_of, (rows,), np.int32)]
+    assert size == 2 and not (begins % 16).any()
+    unused = np.zeros(1, np.float32)
+    for begin, end in zip(begins, begins[1:], strict=False):
+        if end > begin:
+            places = [place and place + int(begin) * columns for place in (data, transposed)]
+            form.write(values[begin:end].astype(np.float32), *places, scale, amax, unused.ctypes.data)
+    at(scale_inv, (experts,), np.float32)[...] = 1 / at(scale, (1,), np.float32) if scale else 1
+
+
 def launch(kernel, grid, *arguments):
-    """A kernel of experts.cu, by its name."""
+    """A kernel of experts.cu or experts_cast.cu, by its name."""
+    if kernel.startswith("experts_cast_transpose"):
+        return experts_cast_transpose(Form(*kernel.split()[1:4]), *arguments)
     name, _, dtype = kernel.rpartition("_")
     if dtype in ELEMENTS:
         return globals()[name](ELEMENTS[dtype], grid, *arguments)

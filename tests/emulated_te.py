@@ -903,7 +903,8 @@ def install(setattr=setattr):
         rope,
         scaling,
     )
-    from paddle_te.ops.te import moe, quantized, runtime
+    from paddle_te.ops.te import experts as of_experts
+    from paddle_te.ops.te import quantized, runtime
     from tests import emulated_experts
 
     counts = collections.Counter()
@@ -931,4 +932,4 @@ def install(setattr=setattr):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))
-    setattr(moe, "cublas_version", lambda: (13, 6))
+    setattr(of_experts, "cublas_version", lambda: (13, 6))

@@ -3,10 +3,11 @@
 import numpy as np
 import paddle
 
+from paddle_te import fp8
 from paddle_te.layers.moe import MoEConfig, MoELayer
 from tests.bfloat16 import truncated
 
-HIDDEN, FFN, EXPERTS, TOKENS = 64, 48, 8, 40
+HIDDEN, FFN, EXPERTS, TOKENS = 64, 48, 8, 48
 SIZES = dict(hidden_size=HIDDEN, moe_ffn_hidden_size=FFN, num_moe_experts=EXPERTS)
 SIGMOID = dict(moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_router_topk=4)
 CONFIGS = {
@@ -50,7 +51,7 @@ def draw(layer, seed, empty=False):
     return {name: truncated(value) for name, value in values.items()}
 
 
-def run(config, values, dtype, steps=1, main_grads=False):
+def run(config, values, dtype, steps=1, main_grads=False, recipe=None):
     """{name: array} of output and gradients of the last step, and the layer."""
     layer = MoELayer(config)
     tensors = {**dict(layer.named_parameters()), "router.expert_bias": layer.router.expert_bias}
@@ -61,7 +62,8 @@ def run(config, values, dtype, steps=1, main_grads=False):
         layer.clear_gradients()
         x = paddle.to_tensor(values["x"]).astype(dtype).detach()
         x.stop_gradient = False
-        y = layer(x)
+        with fp8.fp8_autocast(recipe is not None, recipe):
+            y = layer(x)
         y.backward(paddle.to_tensor(values["dy"]).astype(dtype))
     found = {"y": y - x, "dx": x.grad}
     for name, parameter in layer.named_parameters():
@@ -98,3 +100,26 @@ def check(kind, seed, empty, device="cpu"):
     assert not empty or kind in ("all_experts", "forced") or tokens[0][0] == 0
     for name, value in truth.items():
         assert relative(found[name], value) < 2e-2, name
+
+
+RECIPES = {
+    "delayed": fp8.DelayedScaling(amax_history_len=2),
+    "from_scale_1": fp8.DelayedScaling(amax_history_len=2, first_step="delayed"),
+    "current": fp8.Float8CurrentScaling(),
+}
+
+
+def check_fp8(kind, recipe, seed, empty, device="cpu", steps=3):
+    """te's error against float32, in the last of some steps, is the emulation's own."""
+    pd = MoEConfig(**SIZES, **CONFIGS[kind], backend="paddle")
+    paddle.set_device("cpu")
+    values = draw(MoELayer(pd), seed, empty)
+    truth, _ = run(pd, values, "float32")
+    emulated, _ = run(pd, values, "float32", steps, recipe=RECIPES[recipe])
+    paddle.set_device(device)
+    te = MoEConfig(**SIZES, **CONFIGS[kind], params_dtype="bfloat16")
+    found, _ = run(te, values, "bfloat16", steps, recipe=RECIPES[recipe])
+    for name, value in truth.items():
+        error, bound = relative(found[name], value), relative(emulated[name], value)
+        assert error < 1.1 * bound + 1e-2, (name, error, bound)
+        assert relative(found[name], emulated[name]) < 0.5 * bound + 2e-2, name  # the same rounding, not as much

@@ -1,4 +1,4 @@
-"""Move tokens to the rows of their experts and back (kernels/experts.cu).
+"""Move tokens to the rows of their experts and back (kernels/experts.cu, kernels/experts_cast.cu).
 
 Addresses are ints; tensors are contiguous. routing_map: bytes [tokens, experts]. The rows of an expert are its tokens
 in their order, then padding up to a multiple; the experts' rows follow each other.
@@ -7,12 +7,15 @@ in their order, then padding up to a multiple; the experts' rows follow each oth
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from paddle_te.native import casts
+from paddle_te.native.casts import CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
 _BLOCK, _MOST_EXPERTS = 256, 1024
 _ZEROING_BLOCKS = 8  # of an expert
+CAST_TILING = Tiling(128, 8, 5)
 
 
 class Sizes(NamedTuple):
@@ -105,3 +108,31 @@ def zero_empty(te: Shim, stream: Stream, gradients: int, counts: int, experts: i
     """Zero the gradients of experts without rows, of `size` bytes each, a multiple of 16."""
     function, blocks = kernel("experts_zero_empty", "experts.cu", stream.capability), _ZEROING_BLOCKS
     te.launch(function, experts * blocks, _BLOCK, 0, stream, gradients, counts, blocks, size)
+
+
+class Rows(NamedTuple):
+    """What `cast_transpose` casts. x: 16-bit rows, or with token_of, of a Places, the tokens that these are of. begins:
+    where the experts' rows begin in a matrix of so many columns, int64 [experts + 1]; 0 where each has as many."""
+
+    x: int
+    token_of: int
+    begins: int
+    tokens: int
+    experts: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def of_weight(cls, address: int, experts: int, rows: int, columns: int) -> "Rows":
+        """Return the Rows of a weight [rows, columns] of experts that have as many rows each."""
+        return cls(address, 0, 0, rows, experts, rows, columns)
+
+
+def cast_transpose(
+    te: Shim, stream: Stream, rows: Rows, target: CastTarget, scale_inv: int, dtype: DType, float8: DType
+) -> None:
+    """Cast Rows to fp8, each expert's matrix with its transposed copy. target: a casts.CastTarget, whose scale_inv is
+    not written; scale_inv: float32 [experts], all 1 / scale. dtype, float8: a Form's."""
+    kernel = "experts_cast_transpose", "experts_cast.cu", Form(dtype, float8), CAST_TILING
+    given = *rows[:3], *target[:4], scale_inv, *rows[3:]
+    casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, {})

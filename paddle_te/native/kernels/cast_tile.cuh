@@ -97,6 +97,13 @@ constexpr int kTileWidth = kVectors * Vector<T>::size;
 template <class T>
 constexpr int kTilesWidth = TILES * kTileWidth<T>;
 
+// Where the transposed copy has the chunk of a column that begins with a row. Sources with a copy of another kind
+// overload it.
+template <class Source>
+__device__ long long chunk_at(const Source&, long long column, long long row, long long rows) {
+  return column * rows + row;
+}
+
 template <class Float8, bool kRound, class Source>
 __device__ void cast_tiles(const Source& source, const Target& target, Place first, long long rows, long long columns) {
   using T = typename Source::Element;
@@ -167,7 +174,7 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
           const int chunk = i % kChunks, v = i / kChunks % kVectors, c = i / kChunks / kVectors;
           const long long to_row = first.row + chunk * 16, to_column = first_column + v * size + c;
           if (to_row < rows && to_column < columns)
-            *reinterpret_cast<Chunk*>(target.transposed + source.place(o, to_column) * rows + to_row) =
+            *reinterpret_cast<Chunk*>(target.transposed + chunk_at(source, source.place(o, to_column), to_row, rows)) =
                 tile[o][place_of_chunk(v, c, chunk)];
         }
   }

@@ -7,10 +7,23 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.native import BackendUnavailable
-from paddle_te.ops.te import moe as te_moe
+from paddle_te.ops.te import experts as te_experts
 from tests import emulated_te
 from tests.bfloat16 import truncated
-from tests.moe_te_cases import CONFIGS, EXPERTS, HIDDEN, SIZES, TOKENS, check, compare, draw, relative, run
+from tests.moe_te_cases import (
+    CONFIGS,
+    EXPERTS,
+    HIDDEN,
+    RECIPES,
+    SIZES,
+    TOKENS,
+    check,
+    check_fp8,
+    compare,
+    draw,
+    relative,
+    run,
+)
 from tests.poison import poison_allocations
 
 
@@ -90,6 +103,28 @@ def test_grouped_linear(seed):
         layer(x, [3, 0, 4, 0])
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_grouped_linear_in_fp8(recipe, seed):
+    """As backend paddle emulates it, whose numbers are rounded to bfloat16 in fewer places."""
+    generator, counts, found = np.random.default_rng(seed), [0, 32, 16, 0], []
+    weight, value, dy = (
+        truncated(generator.standard_normal(shape).astype("float32")) for shape in ([4, 48, 16], [48, 16], [48, 48])
+    )
+    for backend, dtype in (("paddle", "float32"), ("transformer_engine", "bfloat16")):
+        layer = GroupedLinear(4, 16, 48, params_dtype=dtype, backend=backend)
+        layer.weight.set_value(paddle.to_tensor(weight).astype(dtype))
+        x = paddle.to_tensor(value).astype(dtype).detach()
+        x.stop_gradient = False
+        with fp8.fp8_autocast(True, RECIPES[recipe]):
+            y = layer(x, counts)
+            with pytest.raises(ValueError, match=r"multiple of 16, not \[8, 24, 16, 0\]"):
+                layer(x, [8, 24, 16, 0])
+        y.backward(paddle.to_tensor(dy).astype(dtype))
+        found.append([tensor.astype("float32").numpy() for tensor in (y, x.grad, layer.weight.grad)])
+    for a, b in zip(*found, strict=True):
+        assert relative(b, a) < 4e-3
+
+
 @pytest.mark.parametrize("options, words", [
     (dict(activation="gelu"), "activation gelu"),
     (dict(bias=True), "biases of experts"),
@@ -102,14 +137,79 @@ def test_what_has_no_kernels_is_refused(options, words):
 
 @pytest.mark.parametrize("version", [(13, 1), (13, 3), (13, 7)])
 def test_a_cublas_without_grouped_gemms_is_refused(version, monkeypatch):
-    monkeypatch.setattr(te_moe, "cublas_version", lambda: version)
+    monkeypatch.setattr(te_experts, "cublas_version", lambda: version)
     with pytest.raises(BackendUnavailable, match=r"(?s)cuBLAS 13.4 to 13.6, not 13\.\d.*nvidia-cublas"):
         MoELayer(MoEConfig(**SIZES))
 
 
-def test_fp8_is_refused():
+FP8_KINDS = [kind for kind in CONFIGS if "losses" not in kind]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", FP8_KINDS)
+def test_layers_in_fp8(kind, recipe):
+    check_fp8(kind, recipe, 37, empty=kind == "mixtral")
+
+
+def test_kept_weights_are_the_same():
+    """In a step's later micro-batches the GEMMs read the copies that the first has kept."""
+    config = MoEConfig(**SIZES, params_dtype="bfloat16")
+    values, found = draw(MoELayer(config), 37), []
+    for first, later in ((None, None), (True, False)):
+        layer = MoELayer(config)
+        for name, parameter in layer.named_parameters():
+            parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+        for is_first in (first, later):
+            x = paddle.to_tensor(values["x"]).astype("bfloat16").detach()
+            x.stop_gradient = False
+            with fp8.fp8_autocast(True, RECIPES["current"]), fp8.microbatch(is_first):
+                y = layer(x)
+                y.backward(paddle.to_tensor(values["dy"]).astype("bfloat16"))
+        tensors = y, x.grad, layer.experts.fc1_weight.grad, layer.experts.fc2_weight.grad
+        found.append([tensor.astype("float32").numpy() for tensor in tensors])
+    for a, b in zip(*found, strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize("recipe", [None, "current"])
+@pytest.mark.parametrize("frozen", ["fc1_weight", "fc2_weight"])
+def test_frozen_weights(frozen, recipe):
+    config, found = MoEConfig(**SIZES, params_dtype="bfloat16"), []
+    values = draw(MoELayer(config), 37)
+    for freeze in (False, True):
+        layer = MoELayer(config)
+        for name, parameter in layer.named_parameters():
+            parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+            parameter.stop_gradient = freeze and name.endswith(frozen)
+        x = paddle.to_tensor(values["x"]).astype("bfloat16").detach()
+        x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, RECIPES.get(recipe)):
+            y = layer(x)
+        y.backward(paddle.to_tensor(values["dy"]).astype("bfloat16"))
+        others = [p.grad for n, p in layer.named_parameters() if not n.endswith(frozen)]
+        found.append([tensor.astype("float32").numpy() for tensor in (y, x.grad, *others)])
+    assert getattr(layer.experts, frozen).grad is None
+    for a, b in zip(*found, strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0)])
+def test_other_gpus_are_refused(capability, monkeypatch):
+    monkeypatch.setattr(emulated_te.Stream, "capability", capability)
+    with pytest.raises(BackendUnavailable, match="(?s)as Hopper has them.*use backend paddle"):
+        MoELayer(MoEConfig(**SIZES))
+
+
+def test_block_scaling_is_refused():
     layer = MoELayer(MoEConfig(**SIZES, params_dtype="bfloat16"))
-    with fp8.fp8_autocast(), pytest.raises(NotImplementedError, match="16 bits only"):
+    with fp8.fp8_autocast(True, fp8.Float8BlockScaling()), pytest.raises(ValueError, match="no experts with it"):
+        layer(paddle.randn([TOKENS, HIDDEN]).astype("bfloat16"))
+
+
+def test_fp8_on_an_older_cublas_is_refused(monkeypatch):
+    monkeypatch.setattr(te_experts, "cublas_version", lambda: (13, 4))
+    layer = MoELayer(MoEConfig(**SIZES, params_dtype="bfloat16"))
+    with fp8.fp8_autocast(), pytest.raises(BackendUnavailable, match="cuBLAS 13.5, not 13.4"):
         layer(paddle.randn([TOKENS, HIDDEN]).astype("bfloat16"))
 
 

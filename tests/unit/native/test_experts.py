@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paddle_te.native import DType, TransformerEngineError, experts
+from paddle_te.native import DType, TransformerEngineError, casts, experts
+from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
 from tests.unit.native.cuda_on_cpu import OnCPU
 
 BF16, F32, I64, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.INT64, DType.FLOAT8_E4M3
@@ -221,6 +222,52 @@ def test_offsets(cpu, monkeypatch):
     counts, found = np.array([3, 0, 5], "int64"), np.full([2, 4], -7, "int64")
     experts.offsets(cpu, cpu, counts.ctypes.data, found[0].ctypes.data, found[1].ctypes.data, 3, 10, 2)
     assert found.tolist() == [[0, 30, 30, 80], [0, 6, 6, 16]]
+
+
+@pytest.mark.parametrize("float8", [DType.FLOAT8_E4M3, DType.FLOAT8_E5M2])
+@pytest.mark.parametrize("gathers", [False, True])
+def test_cast_transpose(on_cpu, monkeypatch, seed, gathers, float8):
+    """Ragged experts, some of them empty, whose rows do not fill the tiles; behind them nothing is touched."""
+    on_cpu.install(monkeypatch)
+    monkeypatch.setattr(experts, "CAST_TILING", casts.Tiling(64, 2, 1))
+    random, counts, columns, tokens, rows = np.random.default_rng(seed), [48, 0, 16, 80, 0], 144, 50, 176
+    first = np.cumsum([0, *counts])
+    token_of, source = np.full(rows, tokens, "int32"), aligned((tokens if gathers else rows, columns), NUMPY[BF16])
+    token_of[random.permutation(144)[:100]] = random.integers(0, tokens, 100)
+    source[:] = random.standard_normal(source.shape)
+    values = source.astype("float32")
+    if gathers:
+        values = np.concatenate([values, np.zeros([1, columns], "float32")])[token_of]
+    values[first[-1] :] = 0
+    if not gathers:
+        source[first[-1] :] = np.nan
+    begins, scale_inv = first * columns, np.full(6, np.nan, "float32")
+    out = Output((rows, columns), float8, 3.0)
+    of_rows = experts.Rows(
+        source.ctypes.data, token_of.ctypes.data * gathers, begins.ctypes.data, len(source), 5, rows, columns
+    )
+    experts.cast_transpose(on_cpu, on_cpu, of_rows, out.target, scale_inv.ctypes.data, BF16, float8)
+    used = first[-1]
+    assert (out.data[:used] == out.bits(values[:used])).all() and (out.data[used:] == 0x55).all()
+    flat = out.transposed.reshape(-1)
+    for begin, end in zip(first, first[1:], strict=False):
+        mine = flat[begin * columns : end * columns].reshape(columns, end - begin)
+        assert (mine == out.data[begin:end].T).all()
+    assert (flat[used * columns :] == 0x55).all()
+    assert out.amax == np.abs(values).max()
+    assert (scale_inv[:5] == np.float32(1) / np.float32(3)).all() and np.isnan(scale_inv[5])
+
+
+def test_cast_transpose_of_weights(on_cpu, monkeypatch, seed):
+    on_cpu.install(monkeypatch)
+    monkeypatch.setattr(experts, "CAST_TILING", casts.Tiling(64, 2, 1))
+    source, scale_inv = aligned((3 * 48, 80), NUMPY[BF16]), np.zeros(3, "float32")
+    source[:] = np.random.default_rng(seed).standard_normal(source.shape)
+    out = Output(source.shape, DType.FLOAT8_E4M3, 2.0)
+    of_rows = experts.Rows.of_weight(source.ctypes.data, 3, 144, 80)
+    experts.cast_transpose(on_cpu, on_cpu, of_rows, out.target, scale_inv.ctypes.data, BF16, DType.FLOAT8_E4M3)
+    assert (out.data == out.bits(source.astype("float32"))).all() and (scale_inv == 0.5).all()
+    assert (out.transposed.reshape(3, 80, 48) == out.data.reshape(3, 48, 80).transpose(0, 2, 1)).all()
 
 
 def test_most_rows():

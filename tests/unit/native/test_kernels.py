@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from paddle_te.native import DType, casts, rmsnorm, swiglu
+from paddle_te.native import DType, casts, experts, rmsnorm, swiglu
 from paddle_te.native.casts import Form
 from tests.unit.native.cuda_on_cpu import FOLDER
 
@@ -15,6 +15,7 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
         ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU", STORED=1, PLAIN=0, AGAIN=0)),
         ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU", STORED=2, PLAIN=1, AGAIN=1)),
     ],
+    "experts_cast.cu": [("experts_cast", experts.CAST_TILING, {})],
     "cast.cu": [("cast", casts.CAST_TILING, dict(MATRICES=matrices)) for matrices in (1, 2)],
     "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, {})],
 }

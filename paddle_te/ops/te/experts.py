@@ -1,0 +1,369 @@
+"""Experts on Transformer Engine's grouped GEMMs and our kernels: see `paddle_te.ops.moe`.
+
+How many rows each expert has is known to the device alone. Memory has room for the most that there can be, and the
+GEMMs read the numbers where they lie, so that the host waits for nothing and a recorded program serves all batches.
+"""
+
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import paddle
+
+from paddle_te import native
+from paddle_te.native import BackendUnavailable, experts
+from paddle_te.native.library import cublas_version
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.te import autograd, float8_experts, runtime
+from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
+
+CUBLAS, CUBLAS_FP8 = (13, 4), (13, 5)  # from here on Hopper has grouped GEMMs, and in fp8
+HOPPER = 9  # elsewhere they take factors for each expert
+FAULTY = (13, 7)  # where these corrupt data on newer GPUs
+PIP = 'pip install "nvidia-cublas>=13.6.2,<13.7"'
+
+
+def check_experts(activation="swiglu", bias=False, capacity=False):
+    """Refuse what has no kernels, and libraries without grouped GEMMs."""
+    native.load()
+    version, problems = cublas_version(), []
+    if not CUBLAS <= version < FAULTY:
+        problems.append(("grouped GEMMs need cuBLAS 13.4 to 13.6, not {}.{}".format(*version), PIP))
+    capability = runtime.current().stream.capability
+    if capability[0] != HOPPER:
+        what = "grouped GEMMs are called as Hopper has them, not GPUs of compute capability {}.{}".format(*capability)
+        problems.append((what, "use backend paddle"))
+    for missing, what in (
+        (activation != "swiglu", f"experts with activation {activation}"),
+        (bias, "biases of experts"),
+        (capacity, "a capacity of experts"),
+    ):
+        if missing:
+            problems.append((f"backend transformer_engine has no {what}", "use backend paddle"))
+    if problems:
+        raise BackendUnavailable(problems)
+
+
+def check_supported(activation, *biases):
+    """Layers have asked `check_experts` before, which takes longer."""
+    bias = any(bias is not None for bias in biases)
+    if bias or activation != "swiglu":
+        check_experts(activation, bias)
+
+
+def _check_fp8(quantizers):
+    """Raise where there are no grouped GEMMs with such quantizers."""
+    if quantizers is None:
+        return
+    if quantizers.input.kind == "block":
+        raise ValueError("fp8_recipe=block: backend transformer_engine has no experts with it; take delayed or current")
+    if cublas_version() < CUBLAS_FP8:
+        raise BackendUnavailable([("grouped GEMMs in fp8 need cuBLAS 13.5, not {}.{}".format(*cublas_version()), PIP)])
+
+
+@cache
+def _factors(place):
+    """1 and, 16 bytes behind it, 0: what grouped GEMMs multiply products and sums with."""
+    return paddle.to_tensor([1.0, 0, 0, 0, 0, 0, 0, 0], "float32")
+
+
+def factors():
+    """The address of `_factors` on the present device."""
+    return _factors(str(paddle.framework._current_expected_place())).data_ptr()
+
+
+class Group(NamedTuple):
+    """The rows of all experts.
+
+    experts: how many. rows: that there is memory for. counts: address of the experts' rows. begins: {columns: address
+    of where each expert's rows begin in a matrix with so many}.
+    """
+
+    experts: int
+    rows: int
+    counts: int
+    begins: dict
+
+    def _gemm(self, rt, a, b, d, transa, transb, accumulate, backward):
+        offsets = [self.begins.get(matrix.shape[1], 0) for matrix in (a, b, d)]  # not read for weights
+        given = transa, transb, self.experts, self.counts, *offsets, factors(), rt.stream, accumulate, backward
+        scales = [matrix.scale_inv if isinstance(matrix, float8_experts.Operand) else 0 for matrix in (a, b)]
+        rt.te.grouped_gemm(a.native, b.native, d.native, *given, *scales)
+
+    def forward(self, rt, x, weight, y):
+        """y = x · weightᵀ; weight [E · out, in]."""
+        self._gemm(rt, weight, x, y, True, False, False, False)
+
+    def dgrad(self, rt, dy, weight, dx):
+        """dx = dy · weight."""
+        self._gemm(rt, weight, dy, dx, False, False, False, True)
+
+    def wgrad(self, rt, x, dy, weight, code):
+        """weight's gradient, or None where it is put into or added to its main_grad."""
+        if weight.stop_gradient:
+            return None
+        fused, (_, out, in_) = weight.main_grad is not None, weight.shape
+        dtype, code = (paddle.float32, FLOAT32) if fused else (weight.dtype, code)
+        dw, accumulate = weight.main_grad if fused else rt.empty(weight.shape, dtype), fused and bool(weight.accumulate)
+        self._gemm(rt, x, dy, rt.matrix(dw, code), False, True, accumulate, True)
+        if not accumulate:  # GEMMs over no rows write nothing
+            size = out * in_ * (4 if fused else 2)
+            experts.zero_empty(rt.te, rt.stream, dw.data_ptr(), self.counts, self.experts, size)
+        return None if fused else dw
+
+
+class ExpertsSettings(NamedTuple):
+    """topk: the greatest number of a token's experts. recompute: whether backward computes the activation again."""
+
+    topk: int
+    recompute: bool
+
+
+class _Placed(NamedTuple):
+    """Where the rows of tokens are. routing_map: a Placeholder. code, dtype: of x."""
+
+    routing_map: Any
+    sizes: experts.Sizes
+    places: experts.Places
+    group: Group
+    code: int
+    dtype: Any
+
+    @classmethod
+    def of(cls, rt, probs, routing_map, sizes, columns, x):
+        """columns: of x, fc1's output and fc2's input."""
+        count, code = sizes.experts, dtype_code("x", x)
+        counts, offsets = rt.empty([count], paddle.int64), rt.empty([len(columns), count + 1], paddle.int64)
+        place = rt.empty([sizes.tokens, count], paddle.int32)
+        token_of, prob_of = rt.empty([sizes.rows], paddle.int32), rt.empty([sizes.rows], paddle.float32)
+        places = experts.Places(*[memory.data_ptr() for memory in (counts, offsets, place, token_of, prob_of)])
+        experts.place(rt.te, rt.stream, routing_map.data_ptr(), probs.data_ptr(), places, sizes, columns)
+        begins = [places.offsets + 8 * (count + 1) * i for i in range(len(columns))]
+        group = Group(count, sizes.rows, places.counts, dict(zip(columns, begins, strict=True)))
+        return cls(routing_map, sizes, places, group, code, x.dtype)
+
+    def new(self, rt, columns):
+        """A Matrix of the rows, uninitialised."""
+        return rt.new_matrix((self.sizes.rows, columns), self.dtype, self.code)
+
+    def gathered(self, rt, x, quantizer, transposes):
+        """The rows of x [tokens, columns], a tensor, as GEMMs read them: a Matrix, or under a quantizer an Operand.
+        transposes: whether a GEMM sums over them."""
+        columns = x.shape[-1]
+        if quantizer is not None:
+            rows = float8_experts.of_tokens(self.group, x.data_ptr(), self.places, self.sizes.tokens, columns)
+            return float8_experts.quantized(rt, rows, quantizer, self.code, transposes)
+        rows = self.new(rt, columns)
+        given = x.data_ptr(), self.places, rows.memory.data_ptr(), self.sizes, columns, self.code
+        experts.gather(rt.te, rt.stream, *given)
+        return rows
+
+    def operand(self, rt, matrix, quantizer, transposes):
+        """A Matrix of rows as GEMMs read it."""
+        if quantizer is None:
+            return matrix
+        rows = float8_experts.of_rows(self.group, matrix)
+        return float8_experts.quantized(rt, rows, quantizer, self.code, transposes)
+
+    def combined(self, rt, rows, out, residual=None):
+        """out, a tensor, = residual, if any, + the sum of each token's rows."""
+        added = 0 if residual is None else residual.data_ptr()
+        given = rows.memory.data_ptr(), self.routing_map.data_ptr(), self.places, added, out.data_ptr()
+        experts.combine(rt.te, rt.stream, *given, self.sizes, rows.shape[1], self.code)
+        return out
+
+    def of_rows(self, rt):
+        """The probabilities of the rows, as TE takes them."""
+        return rt.tensor(self.places.prob_of, (self.sizes.rows,), FLOAT32)
+
+    def activated(self, rt, hidden):
+        """SwiGLU of fc1's output times the rows' probabilities."""
+        act = self.new(rt, hidden.shape[1] // FC1_WIDTHS["swiglu"])
+        rt.te.scaled_swiglu(hidden.native, self.of_rows(rt), act.native, rt.stream)
+        return act
+
+
+class _Saved(NamedTuple):
+    """What backward reads. rows: of x, as fc1's GEMM read them. w1, w2: as the GEMMs read them. act: fc2's input; None
+    where it is computed again."""
+
+    inputs: Any
+    placed: _Placed
+    rows: Any
+    w1: Any
+    w2: Any
+    hidden: Matrix
+    act: Any
+
+
+def _check(inputs):
+    """(columns of fc1's output, of fc2's input)."""
+    x, probs, routing_map, fc1, fc2, residual = inputs.tensors
+    (tokens, hidden), count, ffn = x.shape, fc1.shape[0], fc2.shape[2]
+    fc1_rows = FC1_WIDTHS["swiglu"] * ffn
+    check_tensor("probs", probs, [tokens, count], paddle.float32)
+    if residual is not None:
+        check_tensor("residual", residual, x.shape, x.dtype)
+    check_tensor("fc1_weight", fc1, [count, fc1_rows, hidden], x.dtype)
+    check_tensor("fc2_weight", fc2, [count, hidden, ffn], x.dtype)
+    if routing_map.dtype is not paddle.bool or list(routing_map.shape) != [tokens, count]:
+        raise TypeError(f"routing_map is {routing_map.dtype} {routing_map.shape}; it must be bool {[tokens, count]}")
+    multiple = 8 if inputs.quantizers[0] is None else inputs.quantizers[0].input.scaling.multiple
+    if hidden % multiple or ffn % multiple:
+        raise ValueError(
+            f"backend transformer_engine: hidden_size {hidden} and moe_ffn_hidden_size {ffn} must be multiples of "
+            f"{multiple}"
+        )
+    return fc1_rows, ffn
+
+
+def _forward(rt, inputs, settings):
+    x, probs, routing_map, fc1, fc2, residual = inputs.tensors
+    (first, second), train = inputs.quantizers, inputs.train
+    (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs), x.shape, fc1.shape[0]
+    multiple = 1 if first is None else first.input.scaling.multiple
+    sizes = experts.Sizes(tokens, count, experts.most_rows(tokens, count, settings.topk, multiple), multiple)
+    placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x)
+    group, code = placed.group, placed.code
+    w1, w2 = (_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
+    rows = placed.gathered(rt, x, first and first.input, train and not fc1.stop_gradient)
+    group.forward(rt, rows, w1, hidden := placed.new(rt, fc1_rows))
+    keeps = train and not fc2.stop_gradient and not settings.recompute
+    act = placed.operand(rt, placed.activated(rt, hidden), second and second.input, keeps)
+    group.forward(rt, act, w2, y := placed.new(rt, hidden_size))
+    out = placed.combined(rt, y, rt.empty(x.shape, x.dtype), residual)
+    if train:
+        float8_experts.drop_data(rt, rows, act, w1, w2)
+    return out, _Saved(inputs, placed, rows, w1, w2, hidden, None if settings.recompute else act)
+
+
+def _weight(rt, weight, quantizers, code, train):
+    """A weight [E, out, in] as GEMMs read it."""
+    if quantizers is None:
+        return rt.matrix(weight, code)
+    return float8_experts.quantized_weight(rt, weight, quantizers, code, train)
+
+
+def _backward(rt, saved, dy):
+    x, probs, _, fc1, fc2, residual = saved.inputs.tensors
+    placed, group, (first, second) = saved.placed, saved.placed.group, saved.inputs.quantizers
+    grad = placed.gathered(rt, dy, second and second.grad_output, not fc2.stop_gradient)
+    group.dgrad(rt, grad, saved.w2, dact := placed.new(rt, fc2.shape[2]))
+    act = saved.act
+    if act is None and not fc2.stop_gradient:
+        act = placed.operand(rt, placed.activated(rt, saved.hidden), second and second.input, True)
+    dw2 = group.wgrad(rt, act, grad, fc2, placed.code)
+    dhidden, dof_rows = placed.new(rt, fc1.shape[1]), rt.empty([placed.sizes.rows], paddle.float32)
+    given = placed.of_rows(rt), dhidden.native, rt.view(dof_rows, (placed.sizes.rows,), FLOAT32)
+    rt.te.scaled_dswiglu(dact.native, saved.hidden.native, *given, rt.stream)
+    dprobs = _dprobs(rt, placed, probs, dof_rows)
+    dhidden = placed.operand(rt, dhidden, first and first.grad_output, not fc1.stop_gradient)
+    dw1, dx = group.wgrad(rt, saved.rows, dhidden, fc1, placed.code), None
+    if not x.stop_gradient:
+        group.dgrad(rt, dhidden, saved.w1, drows := placed.new(rt, x.shape[1]))
+        dx = placed.combined(rt, drows, rt.empty(x.shape, x.dtype))
+    return dx, dprobs, None, dw1, dw2, None if residual is None or residual.stop_gradient else dy
+
+
+def _dprobs(rt, placed, probs, dof_rows):
+    if probs.stop_gradient:
+        return None
+    dprobs = rt.empty(probs.shape, probs.dtype)
+    given = dof_rows.data_ptr(), placed.routing_map.data_ptr(), placed.places, dprobs.data_ptr(), placed.sizes
+    experts.scatter_probs(rt.te, rt.stream, *given)
+    return dprobs
+
+
+_EXPERTS_MLP = Op(_forward, _backward, weights=(3, 4))
+
+
+def experts_mlp(
+    x,
+    probs,
+    routing_map,
+    weights,
+    *,
+    topk,
+    residual=None,
+    activation="swiglu",
+    recompute_activation=False,
+    quantizers=(None, None),
+    fuse_wgrad_accumulation=False,
+):
+    """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
+    check_supported(activation, weights.fc1_bias, weights.fc2_bias)
+    _check_fp8(quantizers[0])
+    return autograd.apply(
+        _EXPERTS_MLP,
+        (x, probs, routing_map, weights.fc1_weight, weights.fc2_weight, residual),
+        ExpertsSettings(topk, recompute_activation),
+        quantizers=quantizers,
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
+
+
+def _linear_forward(rt, inputs, _):
+    (x, weight, counts), (quantizers,) = inputs.tensors, inputs.quantizers
+    (count, out_features, in_features), code = weight.shape, dtype_code("x", x)
+    check_tensor("x", x, [x.shape[0], in_features], x.dtype)
+    check_tensor("weight", weight, weight.shape, x.dtype)
+    if counts.dtype is not paddle.int64 or list(counts.shape) != [count]:
+        raise TypeError(f"the experts' rows are {counts.dtype} {counts.shape}; they must be int64 {[count]}")
+    multiple = 8 if quantizers is None else quantizers.input.scaling.multiple
+    if in_features % multiple or out_features % multiple:
+        raise ValueError(
+            f"backend transformer_engine: in_features {in_features} and out_features {out_features} must be multiples "
+            f"of {multiple}"
+        )
+    offsets, columns = rt.empty([2, count + 1], paddle.int64), (in_features, out_features)
+    begins = offsets.data_ptr(), offsets.data_ptr() + 8 * (count + 1)
+    experts.offsets(rt.te, rt.stream, counts.data_ptr(), *begins, count, *columns)
+    group = Group(count, x.shape[0], counts.data_ptr(), dict(zip(columns, begins, strict=True)))
+    operand = partial(_operand, rt, group, code)
+    rows, w = operand(x, quantizers and quantizers.input), _weight(rt, weight, quantizers, code, inputs.train)
+    y = rt.empty([x.shape[0], out_features], x.dtype)
+    group.forward(rt, rows, w, rt.matrix(y, code))
+    if inputs.train:
+        float8_experts.drop_data(rt, rows, w)
+    return y, (inputs, rows, w, group, operand)
+
+
+def _operand(rt, group, code, x, quantizer):
+    """Rows, a tensor, as GEMMs read them."""
+    matrix = rt.matrix(x, code)
+    if quantizer is None:
+        return matrix
+    return float8_experts.quantized(rt, float8_experts.of_rows(group, matrix), quantizer, code, True)
+
+
+def _linear_backward(rt, saved, dy):
+    inputs, rows, w, group, operand = saved
+    (x, weight, _), (quantizers,) = inputs.tensors, inputs.quantizers
+    grad, code, dx = operand(dy, quantizers and quantizers.grad_output), dtype_code("x", x), None
+    if not x.stop_gradient:
+        dx = rt.empty(x.shape, x.dtype)
+        group.dgrad(rt, grad, w, rt.matrix(dx, code))
+    return dx, group.wgrad(rt, rows, grad, weight, code), None
+
+
+_GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
+
+
+def grouped_linear(x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_accumulation=False):
+    """Each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
+    check_supported("swiglu", bias)
+    _check_fp8(quantizers)
+    if not isinstance(counts, paddle.Tensor):
+        _check_counts(counts, x.shape[0], quantizers)
+        counts = paddle.to_tensor(counts, "int64")
+    given = dict(quantizers=(quantizers,), fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+    return autograd.apply(_GROUPED_LINEAR, (x, weight, counts), **given)
+
+
+def _check_counts(counts, rows, quantizers):
+    """Raise ValueError for counts, ints, that GEMMs cannot have. Those on the device nobody looks at."""
+    if sum(counts) != rows:
+        raise ValueError(f"the experts' rows, {counts}, do not sum up to the {rows} rows of the input")
+    multiple = 1 if quantizers is None else quantizers.input.scaling.multiple
+    if any(count % multiple for count in counts):
+        raise ValueError(f"in fp8 each expert's rows must be a multiple of {multiple}, not {counts}")
