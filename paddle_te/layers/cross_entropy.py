@@ -8,16 +8,34 @@ PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy cannot serve: its test for hidden's
 (`if hidden_states.stop_gradient`), and a dozen float32 passes over each chunk make up one cross-entropy.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from paddle_te.distributed import ContextParallel, TensorParallel
+from paddle_te.layers.accuracy import Accuracy
 from paddle_te.layers.label_smoothing import AddedLoss, Smoothing
 from paddle_te.ops import get_ops
+from paddle_te.ops.interface import Ops
 from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
-def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=None, backend="paddle", smoothing=0.0):
-    """The mean cross-entropy, in float32, of all tokens whose label is not ignore_index; 0 where there is none.
+def parallel_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    tp: TensorParallel | None = None,
+    cp: ContextParallel | None = None,
+    backend: str = "paddle",
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Return the mean cross-entropy, in float32, of all tokens whose label is not ignore_index; 0 where there is none.
 
     PaddleNLP's criteria take the tokens whose loss is above 0 instead, which leaves out those that a model is sure of.
 
@@ -38,20 +56,20 @@ def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=Non
 
 
 def linear_cross_entropy(
-    hidden,
-    weight,
-    labels,
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
     *,
-    transpose_y=False,
-    ignore_index=-100,
-    tp=None,
-    cp=None,
-    chunk_tokens=None,
-    backend="paddle",
-    accuracy=None,
-    smoothing=0.0,
-):
-    """`parallel_cross_entropy` of the logits hidden · weight.
+    transpose_y: bool = False,
+    ignore_index: int = -100,
+    tp: TensorParallel | None = None,
+    cp: ContextParallel | None = None,
+    chunk_tokens: int | None = None,
+    backend: str = "paddle",
+    accuracy: Accuracy | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Return `parallel_cross_entropy` of the logits hidden · weight.
 
     hidden: [..., h]. weight: [h, vocab], or with `transpose_y` [vocab, h] (tied embeddings). labels: integers of
     hidden's leading shape. Gradients have their tensor's dtype, but float32 for a weight with `main_grad`; the weight's
@@ -65,9 +83,9 @@ def linear_cross_entropy(
     Raises ValueError where there is not one label for each row of hidden, or no row.
     """
     hidden, labels = _rows(hidden, labels, "hidden states")
-    smoothing = Smoothing(smoothing, ignore_index, tp) if smoothing else None
+    smoothed = Smoothing(smoothing, ignore_index, tp) if smoothing else None
     chunks = chunk_tokens or CHUNK_TOKENS
-    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothing)
+    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed)
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
@@ -77,16 +95,20 @@ def linear_cross_entropy(
         return _mean(losses, labels, ignore_index, cp)[0]
 
 
-def _rows(tensor, labels, what):
-    """[n, columns] and [n, 1] of [..., columns] and labels [...]."""
+def _rows(tensor: Tensor, labels: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Return [n, columns] and [n, 1] of [..., columns] and labels [...]."""
     if tensor.shape[:-1] != labels.shape or not labels.size:
         raise ValueError(f"labels are {labels.shape} and {what} {tensor.shape}: each token needs one label")
     return tensor.reshape([-1, tensor.shape[-1]]), labels.reshape([-1, 1])
 
 
-def _mean(token_losses, labels, ignore_index, cp):
-    """(loss, factor of its gradient) from [n, 1] of each chunk, 0 where a label does not count, and the other ranks' of
-    cp. The host does not wait for the count."""
+def _mean(
+    token_losses: Sequence[Tensor], labels: Tensor, ignore_index: int, cp: ContextParallel | None
+) -> tuple[Tensor, Tensor]:
+    """Return (loss, factor of its gradient), the mean over the tokens of all ranks of cp.
+
+    token_losses: [n, 1] of each chunk, 0 where a label does not count. The host does not wait for the count.
+    """
     total = paddle.concat(token_losses).sum()
     count = (labels != ignore_index).astype("float32").sum()
     if cp is not None:
@@ -97,22 +119,32 @@ def _mean(token_losses, labels, ignore_index, cp):
 
 
 class _Head:
-    """What the chunks share."""
+    """Hold what the chunks share."""
 
-    def __init__(self, ops, transpose_y, ignore_index, tp, cp, chunk_tokens, accuracy, smoothing):
+    def __init__(
+        self,
+        ops: Ops,
+        transpose_y: bool,
+        ignore_index: int,
+        tp: TensorParallel | None,
+        cp: ContextParallel | None,
+        chunk_tokens: int,
+        accuracy: Accuracy | None,
+        smoothing: Smoothing | None,
+    ) -> None:
         self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
         self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
         self.accuracy, self.smoothing = accuracy, smoothing
 
-    def chunks(self, hidden, labels):
-        """Views of equally many rows, but for the last."""
+    def chunks(self, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield views of equally many rows, but for the last."""
         tokens = hidden.shape[0]
         size = -(-tokens // -(-tokens // self.chunk_tokens))
         for start in range(0, tokens, size):
             yield hidden[start : start + size], labels[start : start + size]
 
-    def loss(self, x, weight, labels, train):
-        """(loss [n, 1] in float32, with `train` the gradient of the logits of the losses' sum) of x [n, h]."""
+    def loss(self, x: Tensor, weight: Tensor, labels: Tensor, train: bool) -> tuple[Tensor, Tensor | None]:
+        """Return (loss [n, 1] in float32, with `train` the gradient of the logits of the losses' sum) of x [n, h]."""
         logits = paddle.matmul(x, weight, transpose_y=self.transpose_y)
         if self.accuracy is not None:
             self.accuracy.add(logits, labels, self.tp)  # before the loss, which may overwrite them
@@ -120,26 +152,27 @@ class _Head:
             return self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
         columns, dtype, more = logits.shape[1], logits.dtype, self.smoothing.loss(logits, labels)
         loss, dlogits = self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
-        if train:
+        if dlogits is not None:
             gradient = self.smoothing.gradient(paddle.ones_like(loss), labels, columns, "float32")
             dlogits = (dlogits.astype("float32") + gradient).astype(dtype)
         return loss + more, dlogits
 
-    def dx(self, dlogits, weight):
+    def dx(self, dlogits: Tensor, weight: Tensor) -> Tensor:
         return paddle.matmul(dlogits, weight, transpose_y=not self.transpose_y)
 
-    def accumulate_wgrad(self, x, dlogits, dw):
+    def accumulate_wgrad(self, x: Tensor, dlogits: Tensor, dw: Tensor | None) -> Tensor:
         """dw, None at first, with this chunk's gradient of the weight added."""
         return self.ops.accumulate_wgrad(*((dlogits, x) if self.transpose_y else (x, dlogits)), dw)
 
 
 class _LinearCrossEntropy(PyLayer):
     @staticmethod
-    def forward(ctx, hidden, weight, labels, head):
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, head: _Head) -> Tensor:
         losses, dx, dw = [], [], None
         for x, y in head.chunks(hidden, labels):
             loss, dlogits = head.loss(x, weight, y, train=True)
             losses.append(loss)
+            assert dlogits is not None  # with train
             if not hidden.stop_gradient:
                 dx.append(head.dx(dlogits, weight))
             if not weight.stop_gradient:
@@ -152,7 +185,7 @@ class _LinearCrossEntropy(PyLayer):
         return mean
 
     @staticmethod
-    def backward(ctx, dloss):
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]  # Paddle takes None, too
         (dx, dx_dtype, dw, dw_dtype, factor), ctx.saved = ctx.saved, None
         factor = factor * dloss  # in float32: rounded to bfloat16 it would be off for all gradients alike
         if dx is not None:

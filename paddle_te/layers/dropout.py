@@ -1,12 +1,17 @@
 """Dropout (Srivastava et al., 2014) of what layers add to their input."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import paddle.nn.functional as F
+from paddle import Tensor
 
-from paddle_te.distributed import random_numbers
+from paddle_te.distributed import TensorParallel, random_numbers
 
 
-def dropout_add(x, residual, dropout, tp):
-    """residual + x; each number of x becomes 0 with the probability `dropout`, the others are divided by 1 - dropout.
+def dropout_add(x: Tensor, residual: Tensor, dropout: float, tp: TensorParallel | None) -> Tensor:
+    """Return residual + x, each number of x 0 with the probability `dropout`, the others divided by 1 - dropout.
 
     tp: ranks that all have all tokens drop the same numbers, those that share the tokens (sequence parallelism) others.
     """
@@ -14,8 +19,13 @@ def dropout_add(x, residual, dropout, tp):
         return residual + F.dropout(x, dropout)
 
 
-def add_to_residual(out, residual, norm, dropout, tp):
-    """residual + out; norm: a layer that out goes through before, or None. dropout, tp: `dropout_add`'s."""
+def add_to_residual(
+    out: Tensor, residual: Tensor, norm: Callable[..., Tensor] | None, dropout: float, tp: TensorParallel | None
+) -> Tensor:
+    """Return residual + out.
+
+    norm: a layer that out goes through before, or None. dropout, tp: `dropout_add`'s.
+    """
     if norm is None:
         return dropout_add(out, residual, dropout, tp)
     return dropout_add(norm(out), residual, dropout, tp) if dropout else norm(out, residual)

@@ -10,11 +10,17 @@ layer runs norm, fc1, activation and fc2 as single operations, of the same `ops`
 again.
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
+
 import paddle
 from paddle import nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
 
+from paddle_te.distributed import TensorParallel
 from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear
 from paddle_te.ops.low_rank import LowRankUpdate
 
@@ -60,12 +66,14 @@ class WithLoRA:
     of all parts, in the order in which they stand in the weight.
     """
 
-    PARALLEL_MODES = {}
+    GEMM_WEIGHTS: ClassVar[tuple[str, ...]]
+    PARALLEL_MODES: ClassVar[Mapping[str, str | None]] = {}
     merged = disable_lora = False
+    tp: TensorParallel | None
 
     @classmethod
-    def enable(cls, layer, parts, names, config):
-        """Turns the layer, of the class that this one extends, into one with LoRA.
+    def enable(cls, layer: Any, parts: Mapping[str, Mapping[str, int]], names: Collection[str], config: Any) -> Self:
+        """Turn the layer, of the class that this one extends, into one with LoRA, and return it.
 
         names: the parts that get A and B. config: a host's LoRAConfig, of which r, scaling and lora_dropout are read.
         Raises ValueError for lora_dropout in a layer that is to keep less than what norm and activation give.
@@ -80,6 +88,7 @@ class WithLoRA:
                     shape, parallel_mode = (weight.shape[1], rows[part]), cls.PARALLEL_MODES[weight_name]
                     layer.add_sublayer(part, LowRank(*shape, config, layer.params_dtype, parallel_mode, layer.tp))
         layer.__class__ = cls
+        return layer
 
     @property
     def adapters(self):

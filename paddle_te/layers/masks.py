@@ -1,6 +1,11 @@
 """Which tokens a token sees: Transformer Engine's attn_mask_type, attention_mask and window_size."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 import paddle
+from paddle import Tensor
 
 from paddle_te.layers.checks import one_of
 from paddle_te.ops.kept import kept_on
@@ -8,13 +13,13 @@ from paddle_te.ops.kept import kept_on
 MASK_TYPES = ("causal", "no_mask", "padding", "padding_causal")
 
 
-def is_causal(attn_mask_type):
-    """Whether a token sees none after it. Raises ValueError for a type that is not one of MASK_TYPES."""
+def is_causal(attn_mask_type: str) -> bool:
+    """Say whether a token sees none after it."""
     return one_of(MASK_TYPES, attn_mask_type=attn_mask_type).endswith("causal")
 
 
-def keys_before(window_size, causal):
-    """Of TE's window_size: how many keys before its own a query sees, -1 for all of them.
+def keys_before(window_size: Sequence[int] | None, causal: bool) -> int:
+    """Return how many keys before its own a query sees by TE's window_size, -1 for all of them.
 
     Raises ValueError for a window that is no pair, reaches to later keys, or is one of attention that is not causal.
     """
@@ -27,8 +32,10 @@ def keys_before(window_size, causal):
     return window_size[0]
 
 
-def additive_mask(attn_mask_type, attention_mask, cu_seqlens, queries):
-    """What is added to the scores, [b, 1, queries, keys]; None where the type, or cu_seqlens, say all.
+def additive_mask(
+    attn_mask_type: str, attention_mask: Tensor | None, cu_seqlens: Tensor | None, queries: int
+) -> Tensor | None:
+    """Return what is added to the scores, [b, 1, queries, keys]; None where the type, or cu_seqlens, say all.
 
     attention_mask: as DotProductAttention's. Kept on it for the next layers.
     Raises ValueError where type, mask and cu_seqlens do not fit each other.
@@ -48,8 +55,8 @@ def additive_mask(attn_mask_type, attention_mask, cu_seqlens, queries):
     return kept_on(attention_mask, _hides_padding, queries, is_causal(attn_mask_type))
 
 
-def _hides_padding(padding, queries, causal):
-    """The additive mask, float32, of bool [b, 1, 1, keys]."""
+def _hides_padding(padding: Tensor, queries: int, causal: bool) -> Tensor:
+    """Return the additive mask, float32, of bool [b, 1, 1, keys]."""
     if padding.ndim != 4 or padding.shape[1:3] != [1, 1]:
         raise ValueError(f"attention_mask {padding.shape}: a padding mask must be [b, 1, 1, keys]")
     keys = padding.shape[-1]

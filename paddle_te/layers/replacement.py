@@ -1,16 +1,25 @@
 """Linear in the place of the paddle.nn.Linear of any model."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import paddle
 from paddle import nn
 
 from paddle_te.fp8 import DelayedScaling, bind_model
+from paddle_te.fp8.recipe import Recipe
 from paddle_te.layers.linear import Linear
 
 
-def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engine"):
-    """Puts a Linear in the place of each paddle.nn.Linear under a model, with its values.
+def replace_linear(
+    model: nn.Layer,
+    fp8: bool | Recipe = True,
+    skip: str | Sequence[str] = ("lm_head",),
+    backend: str = "transformer_engine",
+) -> dict[str, Linear]:
+    """Put a Linear in the place of each paddle.nn.Linear under a model, with its values.
 
     The model then computes these layers with the backend's GEMMs, and in fp8 where it is called under `fp8_autocast`:
 
@@ -53,7 +62,7 @@ def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engi
 
 
 class _Occurrence(NamedTuple):
-    """Where an nn.Linear is: parent.attribute; name: its full name in the model."""
+    """Say where an nn.Linear is: parent.attribute; name: its full name in the model."""
 
     name: str
     parent: nn.Layer
@@ -61,21 +70,21 @@ class _Occurrence(NamedTuple):
     layer: nn.Linear
 
 
-def _linear_places(model):
-    """All; of a layer that is in two places both."""
+def _linear_places(model: nn.Layer) -> Iterator[_Occurrence]:
+    """Yield all; of a layer that is in two places both."""
     for prefix, parent in model.named_sublayers(include_self=True):
         for attribute, child in parent._sub_layers.items():
             if type(child) is nn.Linear:
                 yield _Occurrence(f"{prefix}.{attribute}".lstrip("."), parent, attribute, child)
 
 
-def _is_skipped(name, skip):
+def _is_skipped(name: str, skip: Sequence[str]) -> bool:
     return any(part == name or part in name.split(".") for part in skip)
 
 
-def _check_tied(model, places):
-    """A new weight would part what is tied."""
-    owners = {}
+def _check_tied(model: nn.Layer, places: Sequence[_Occurrence]) -> None:
+    """Raise ValueError where a new weight would part what is tied."""
+    owners: dict[int, list[str]] = {}
     for name, layer in model.named_sublayers(include_self=True):
         for parameter in layer._parameters.values():
             owners.setdefault(id(parameter), []).append(name or "the model itself")
@@ -85,7 +94,7 @@ def _check_tied(model, places):
             raise ValueError(f"{' and '.join(of_weight)} share a weight and would no longer: name {place.name} in skip")
 
 
-def _check_fp8(places, recipe):
+def _check_fp8(places: Sequence[_Occurrence], recipe: Recipe) -> None:
     multiple = max(scaling.multiple for scaling in recipe.scalings)
     shapes = {place.name: list(place.layer.weight.shape) for place in places}
     wrong = [f"{name} {shape}" for name, shape in shapes.items() if any(size % multiple for size in shape)]
@@ -97,8 +106,8 @@ def _check_fp8(places, recipe):
 
 
 @paddle.no_grad()
-def _like(old, backend):
-    """A Linear with the values, the hooks and the mode of an nn.Linear."""
+def _like(old: nn.Linear, backend: str) -> Linear:
+    """Make a Linear with the values, the hooks and the mode of an nn.Linear."""
     in_features, out_features = old.weight.shape
     new = Linear(in_features, out_features, params_dtype=old.weight.dtype, bias=old.bias is not None, backend=backend)
     new.weight.set_value(old.weight.transpose([1, 0]))

@@ -14,14 +14,23 @@ merged as a sum in which each is weighted by exp(its lse - the lse of all), in f
 then those of the whole. The gradients of keys and values travel along, and a step behind, until they are at home.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
+
+from paddle_te.distributed import ContextParallel
+from paddle_te.ops.interface import Ops
 
 OWN, LOWER, HIGHER = "own", "lower", "higher"
 
 
-def ring_attention(q, k, v, *, scale, cp, ops):
-    """softmax(q·kᵀ·scale)·v per head, causal in whole sequences: [b, s, h·d], of this rank's tokens.
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, cp: ContextParallel, ops: Ops) -> Tensor:
+    """Attend causally in whole sequences: softmax(q·kᵀ·scale)·v per head, [b, s, h·d], of this rank's tokens.
 
     q: [b, s, h, d]; k, v: [b, s, h_kv, d], rotated, of this rank's tokens, s even. cp: a `distributed.ContextParallel`
     of comm_type "p2p". ops: the backend's.
@@ -31,7 +40,7 @@ def ring_attention(q, k, v, *, scale, cp, ops):
 
 class _RingAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q, k, v, scale, cp, ops):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, cp: ContextParallel, ops: Ops) -> Tensor:
         for whose, kv in _rounds(cp, _in_pieces(k, v, 2)):
             keys, values = _joined(kv[:1] if whose == LOWER else kv)
             part, part_lse = ops.attention_with_lse(_queries(q, whose), keys, values, scale=scale, causal=whose == OWN)
@@ -49,20 +58,15 @@ class _RingAttention(PyLayer):
         return out.reshape([*q.shape[:2], -1])
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (q, k, v, out, lse, scale, cp, ops), ctx.saved = ctx.saved, None
-        dout, arriving = dout.reshape(q.shape), None
-        for whose, kv in _rounds(cp, _in_pieces(k, v, 2)):
-            seen = kv[:1] if whose == LOWER else kv
-            queries, part, part_lse, dpart = (_queries(tensor, whose) for tensor in (q, out, lse, dout))
-            part_lse = part_lse.transpose([0, 2, 1, 3])
-            dqueries, *dseen = ops.attention_with_lse_backward(
-                queries, *_joined(seen), part, part_lse, dpart, scale=scale, causal=whose == OWN
-            )
-            dqueries, dseen = dqueries.astype("float32"), _in_pieces(*dseen, len(seen)).astype("float32")
-            if whose == OWN:
-                dq, dkv = dqueries, dseen
-            elif whose == LOWER:
+        of_queries = q, out, lse, dout.reshape(q.shape)
+        rounds = _rounds(cp, _in_pieces(k, v, 2))
+        dq, dkv = _gradients(ops, scale, of_queries, *next(rounds))
+        arriving = cp.start_shift(dkv)
+        for whose, kv in rounds:
+            dqueries, dseen = _gradients(ops, scale, of_queries, whose, kv)
+            if whose == LOWER:
                 dq, dkv = dq + dqueries, arriving.wait()
                 dkv = paddle.concat([dkv[:1] + dseen, dkv[1:]])
             else:
@@ -73,8 +77,23 @@ class _RingAttention(PyLayer):
         return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
-def _rounds(cp, kv):
-    """(whose, keys and values) of each step. The next step's are on their way while one is computed."""
+def _gradients(
+    ops: Ops, scale: float, of_queries: tuple[Tensor, Tensor, Tensor, Tensor], whose: str, kv: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a step's gradients of the queries that see such keys, and of those keys and values, in float32.
+
+    of_queries: q, out, lse and dout of all queries. kv: as `_rounds` yields it.
+    """
+    seen = kv[:1] if whose == LOWER else kv
+    q, out, lse, dout = (_queries(tensor, whose) for tensor in of_queries)
+    dq, dk, dv = ops.attention_with_lse_backward(
+        q, *_joined(seen), out, lse.transpose([0, 2, 1, 3]), dout, scale=scale, causal=whose == OWN
+    )
+    return dq.astype("float32"), _in_pieces(dk, dv, len(seen)).astype("float32")
+
+
+def _rounds(cp: ContextParallel, kv: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield (whose, keys and values) of each step; the next step's are on their way while one is computed."""
     *but_last, last = [OWN, *[LOWER] * cp.rank, *[HIGHER] * (cp.size - 1 - cp.rank)]
     for whose in but_last:
         arriving = cp.start_shift(kv)
@@ -83,27 +102,27 @@ def _rounds(cp, kv):
     yield last, kv
 
 
-def _queries(x, whose):
-    """Of [b, s, ...] what belongs to the queries that see the keys of such a rank."""
+def _queries(x: Tensor, whose: str) -> Tensor:
+    """Return what of [b, s, ...] belongs to the queries that see the keys of such a rank."""
     return x.chunk(2, 1)[1] if whose == HIGHER else x
 
 
-def _in_pieces(k, v, pieces):
-    """[pieces, 2, b, s / pieces, h, d] of k and v [b, s, h, d]."""
+def _in_pieces(k: Tensor, v: Tensor, pieces: int) -> Tensor:
+    """Return k and v [b, s, h, d] as [pieces, 2, b, s / pieces, h, d]."""
     b, s, *head = k.shape
     kv = paddle.stack([k, v]).reshape([2, b, pieces, s // pieces, *head])
     return kv.transpose([2, 0, 1, 3, 4, 5]).contiguous()
 
 
-def _joined(kv):
-    """(k, v) of `_in_pieces`."""
+def _joined(kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Undo `_in_pieces`: (k, v)."""
     pieces, _, b, tokens, *head = kv.shape
     kv = kv.transpose([1, 2, 0, 3, 4, 5]).reshape([2, b, pieces * tokens, *head])
     return kv[0], kv[1]
 
 
-def _merged(out, lse, more, more_lse):
-    """(out, lse) of attention to some keys and to more of them: float32 [b, s, h, d] and [b, s, h, 1]."""
+def _merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge attention to some keys with that to more: (out, lse), float32 [b, s, h, d] and [b, s, h, 1]."""
     greatest = paddle.maximum(lse, more_lse)
     total = greatest + ((lse - greatest).exp() + (more_lse - greatest).exp()).log()
     return out + (more - out) * (more_lse - total).exp(), total

@@ -5,14 +5,14 @@ from paddle_te.ops import get_ops
 from paddle_te.options import BACKENDS, DTYPES
 
 
-def check_backend_name(backend):
-    """Raises ValueError for a --transformer_engine_backend that there is not."""
+def check_backend_name(backend: str) -> None:
+    """Raise ValueError for a --transformer_engine_backend that there is not."""
     if backend not in BACKENDS.values():
         raise ValueError(f"transformer_engine_backend={backend!r}; it may be one of {', '.join(BACKENDS.values())}")
 
 
-def check_backend(backend, dtype, fp8=False):
-    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
+def check_backend(backend: str, dtype: str, fp8: bool = False) -> None:
+    """Raise ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
     check_backend_name(backend)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: it may be {', '.join(DTYPES)}")

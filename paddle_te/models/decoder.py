@@ -4,17 +4,22 @@ A host (`paddle_te.hosts`) has a class of its own around it, which takes what th
 Configurations are in PaddleNLP's words, which those of this package (`paddle_te.configs`) are written in.
 """
 
-from contextlib import nullcontext
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from functools import lru_cache, partial
+from typing import Any
 
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.distributed import fleet
 
-from paddle_te.configs.spec import spec_of
+from paddle_te.configs.spec import LayerSpec, ModelSpec, spec_of
 from paddle_te.distributed import fp8_group
-from paddle_te.fp8 import RECIPES, Format, fp8_autocast
+from paddle_te.fp8 import RECIPES, DelayedScaling, Format, fp8_autocast
+from paddle_te.fp8.recipe import Recipe
 from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.layers.context import ALONE, Context
@@ -27,15 +32,17 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions
 
 
 @lru_cache
-def _rotary_on(device, dim, base, scaling, max_position_embeddings):
-    """One table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
+def _rotary_on(
+    device: str, dim: int, base: float, scaling: tuple[tuple[str, float | str], ...], max_position_embeddings: int
+) -> RotaryPositionEmbedding:
+    """Make one table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
     return RotaryPositionEmbedding(
         dim, base, rope_scaling=dict(scaling), max_position_embeddings=max_position_embeddings
     )
 
 
-def rotary_embedding(model, number=0):
-    """The RotaryPositionEmbedding of a layer of a ModelSpec; None for attention without rotation."""
+def rotary_embedding(model: ModelSpec, number: int = 0) -> RotaryPositionEmbedding | None:
+    """Make the RotaryPositionEmbedding of a layer of a ModelSpec; None for attention without rotation."""
     attention = model.layers[number].attention
     rotation = attention.rotation
     if rotation is None:
@@ -44,8 +51,11 @@ def rotary_embedding(model, number=0):
     return _rotary_on(paddle.get_device(), turned, rotation.theta, rotation.scaling, model.positions)
 
 
-def layer_arguments(spec, rope):
-    """TransformerLayer's arguments that say what a LayerSpec computes. rope: its attention's `rotary_embedding`."""
+def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> dict[str, Any]:
+    """Return TransformerLayer's arguments that say what a LayerSpec computes.
+
+    rope: its attention's `rotary_embedding`.
+    """
     attention, feed_forward = spec.attention, spec.feed_forward
     scale = attention.scale or attention.head_dim**-0.5
     return dict(
@@ -69,8 +79,8 @@ def layer_arguments(spec, rope):
     )
 
 
-def fp8_recipe(config):
-    """The fp8 recipe that a configuration's flags ask for, None without use_fp8.
+def fp8_recipe(config: Any) -> Recipe | None:
+    """Return the fp8 recipe that a configuration's flags ask for, None without use_fp8.
 
     Raises ValueError for values that no recipe has.
     """
@@ -86,21 +96,29 @@ def fp8_recipe(config):
     return recipe(**{name: value for name, value in given.items() if value is not None})
 
 
-def fp8_scope(recipe):
-    """The fp8_autocast in which a model computes; recipe: fp8_recipe's. For a layer's forward, not for the model's: a
-    recomputed forward passes through the layer's again."""
+def fp8_scope(recipe: Recipe | None) -> AbstractContextManager[None]:
+    """Make the fp8_autocast in which a model computes; recipe: fp8_recipe's.
+
+    For a layer's forward, not for the model's: a recomputed forward passes through the layer's again.
+    """
     return fp8_autocast(recipe is not None, recipe, fp8_group() if recipe else None)
 
 
 class MicroBatches:
-    """Counts the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
+    """Count the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
 
-    def __init__(self):
-        self._of_a_step = fleet.fleet._user_defined_strategy.pipeline_configs["accumulate_steps"]
+    def __init__(self) -> None:
+        configs: Mapping[str, Any] = (
+            fleet.fleet._user_defined_strategy.pipeline_configs
+        )  # Paddle's type lacks some keys
+        self._of_a_step = configs["accumulate_steps"]
         self._seen = 0
 
-    def is_first(self, training):
-        """True for the first one of a step: its fp8 weights serve the others. None outside training. Counts."""
+    def is_first(self, training: bool) -> bool | None:
+        """Count, and say whether this is the first one of a step: its fp8 weights serve the others.
+
+        None outside training.
+        """
         if not training:
             return None
         first = self._seen % self._of_a_step == 0
@@ -109,7 +127,7 @@ class MicroBatches:
 
 
 class DecoderLayer(nn.Layer):
-    """A decoder layer of a model's configuration; config.transformer_engine_backend says which backend.
+    """Compute a decoder layer of a model's configuration; config.transformer_engine_backend says which backend.
 
     number: the layer's place in the model; a host whose models have all layers alike need not say it.
 
@@ -118,17 +136,18 @@ class DecoderLayer(nn.Layer):
     as PaddleNLP's.
     """
 
-    def __init__(self, config, number=0):
+    def __init__(self, config: Any, number: int = 0) -> None:
         super().__init__()
         self.config = config
         model = spec_of(config)
         spec = model.layers[number]
         self.rope = rotary_embedding(model, number)
         self.fp8_recipe = fp8_recipe(config)
-        self.keeping = nullcontext  # makes the context of its forward, in which its activations are moved
+        # makes the context of its forward, in which its activations are moved
+        self.keeping: Callable[[], AbstractContextManager[None]] = nullcontext
         if self.fp8_recipe:
             fp8_group()  # collective: here, where all ranks are
-        if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
+        if isinstance(self.fp8_recipe, DelayedScaling) and self.fp8_recipe.fp8_dpa:
             if window := spec.attention.window:
                 raise ValueError(f"fp8_dpa: attention in fp8 has no sliding_window={window}; leave fp8_dpa out")
             ops = get_ops(config.transformer_engine_backend)
@@ -150,22 +169,23 @@ class DecoderLayer(nn.Layer):
             backend=config.transformer_engine_backend,
             **layer_arguments(spec, self.rope),
         )
-        self.transformer = TransformerLayer(settings)
+        self.transformer = TransformerLayer(settings)  # type: ignore[call-arg, arg-type]  # of a whole record: see `takes`
         for name, weight in self.transformer.named_parameters() if in_blocks else ():
             if weight.ndim == 2:
                 check_block_sizes(name, weight.shape)
 
-    def compute(self, hidden_states, context: Context = ALONE):
-        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share
-        sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all else is of whole
-        sequences. The context has position_ids; the angles are made here.
+    def compute(self, hidden_states: Tensor, context: Context = ALONE) -> Tensor:
+        """Compute hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
+
+        Where ranks share sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all
+        else is of whole sequences. The context has position_ids; the angles are made here.
         """
         context = context._replace(rotary_pos_emb=self._angles(hidden_states, context))
         with fp8_scope(self.fp8_recipe), self.keeping():
             return self.transformer(hidden_states, context)
 
-    def _angles(self, hidden_states, context):
-        """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids; None for no rotation."""
+    def _angles(self, hidden_states: Tensor, context: Context) -> Tensor | None:
+        """Return rotary embedding's angles: float32 [s, d], or [b, s, d] with position_ids; None for no rotation."""
         if self.rope is None:
             return None
         position_ids, past_key_value = context.position_ids, context.past_key_value
@@ -178,8 +198,8 @@ class DecoderLayer(nn.Layer):
         return self.rope(length)[past:] if position_ids is None else kept_on(position_ids, self.rope.at)
 
 
-def offload_activations(model):
-    """Lets the first decoder layers of a model keep their activations in host memory, as its configuration says.
+def offload_activations(model: nn.Layer) -> None:
+    """Let the first decoder layers of a model keep their activations in host memory, as its configuration says.
 
     Raises ValueError for more layers than can.
     """

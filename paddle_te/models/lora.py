@@ -7,9 +7,14 @@ has the fused weight:
     ….self_attention.proj.o_proj…, ….layernorm_mlp.{gate,up,down}_proj…
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import paddle
+from paddle import Tensor, nn
 
 from paddle_te.configs.families import family_of
 from paddle_te.configs.spec import spec_of
@@ -23,22 +28,23 @@ MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
 TARGETS = {"all": ATTENTION + MLP, "attention": ATTENTION, "mlp": MLP}
 
 # Where the layers with LoRA are in a decoder layer
-PLACES = {
+PLACES: dict[str, type[WithLoRA]] = {
     "self_attention.layernorm_qkv": LoRALayerNormLinear,
     "self_attention.proj": LoRALinear,
     "layernorm_mlp": LoRALayerNormMLP,
 }
 
 
-def add_lora(model, config):
-    """Gives LoRA to the parts of a model's decoder layers that config.target_modules match, regular expressions of
-    names such as "….self_attention.proj.o_proj". Returns {name: layer} of the layers that have it now.
+def add_lora(model: nn.Layer, config: Any) -> dict[str, WithLoRA]:
+    """Give LoRA to the parts of a model's decoder layers that config.target_modules match.
 
-    config: a host's LoRAConfig. Raises ValueError when nothing matches.
+    config: a host's LoRAConfig, whose target_modules are regular expressions of names such as
+    "….self_attention.proj.o_proj". Returns {name: layer} of the layers that have it now. Raises ValueError when nothing
+    matches.
     """
     targets = config.target_modules
     targets = [targets] if isinstance(targets, str) else targets
-    found = {}
+    found: dict[str, WithLoRA] = {}
     for name, decoder_layer in model.named_sublayers():
         if isinstance(decoder_layer, DecoderLayer):
             found |= _add_to_decoder_layer(f"{name}.transformer", decoder_layer, targets, config)
@@ -47,20 +53,21 @@ def add_lora(model, config):
     return found
 
 
-def _add_to_decoder_layer(prefix, decoder_layer, targets, config):
-    layers, found = dict(decoder_layer.transformer.named_sublayers()), {}
+def _add_to_decoder_layer(
+    prefix: str, decoder_layer: DecoderLayer, targets: Sequence[str], config: Any
+) -> dict[str, WithLoRA]:
+    layers, found = dict(decoder_layer.transformer.named_sublayers()), dict[str, WithLoRA]()
     for place, lora_class in PLACES.items():
         name, parts = f"{prefix}.{place}", _parts(decoder_layer.config, place, lora_class.GEMM_WEIGHTS)
         names = [part for rows in parts.values() for part in rows]
         matching = [part for part in names if any(re.fullmatch(target, f"{name}.{part}") for target in targets)]
         if matching:
-            lora_class.enable(layers[place], parts, matching, config)
-            found[name] = layers[place]
+            found[name] = lora_class.enable(layers[place], parts, matching, config)
     return found
 
 
-def _parts(config, place, weights):
-    """{name of a weight: {name of a part: its rows on a rank}} of the layer at a place in a decoder layer."""
+def _parts(config: Any, place: str, weights: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return {name of a weight: {name of a part: its rows on a rank}} of the layer at a place in a decoder layer."""
     slots = {slot.name: slot for slot in te_layout(family=family_of(config)).layer}
     dims, degree = Dims(spec_of(config)), max(config.tensor_parallel_degree, 1)
     return {
@@ -72,13 +79,17 @@ def _parts(config, place, weights):
 
 
 class DecoderLoRA:
-    """What LoRA on our decoder layers is to a host's LoRAModel, which it is mixed into, as its first base.
+    """Hold what LoRA on our decoder layers is to a host's LoRAModel, which it is mixed into, as its first base.
 
     It has of that the attributes model and lora_config, add_lora_split_mapping and set_state_dict.
     """
 
-    def get_lora_model(self, model, lora_config):
-        """The model, with LoRA in those of its layers whose parts match lora_config.target_modules.
+    model: nn.Layer
+    lora_config: Any
+    add_lora_split_mapping: Callable[[str, bool], None]
+
+    def get_lora_model(self, model: nn.Layer, lora_config: Any) -> nn.Layer:
+        """Return the model, with LoRA in those of its layers whose parts match lora_config.target_modules.
 
         Raises ValueError for settings that LoRA on our layers does not have, or when nothing matches.
         """
@@ -89,59 +100,64 @@ class DecoderLoRA:
                     self.add_lora_split_mapping(f"{name}.{parameter}", is_column)
         return model
 
-    def mark_only_lora_as_trainable(self):
-        """Freezes all but LoRA and what matches lora_config.trainable_modules."""
+    def mark_only_lora_as_trainable(self) -> None:
+        """Freeze all but LoRA and what matches lora_config.trainable_modules."""
         extra = self.lora_config.trainable_modules or []
         for name, weight in self.model.state_dict().items():
             weight.stop_gradient = "lora_" not in name and not any(re.fullmatch(e, name) for e in extra)
             if weight.dtype == paddle.uint8 and not weight.stop_gradient:
                 raise ValueError(f"LoRA: {name} of trainable_modules exists in fp8 only, in which it cannot be trained")
 
-    def set_state_dict(self, state_dict):
-        """As the host's, and in the model's dtype: an adapter trained in bfloat16 serves a float32 model too."""
+    def set_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Do as the host's, in the model's dtype: an adapter trained in bfloat16 serves a float32 model too."""
         own = self.model.state_dict()
         cast = lambda name, value: paddle.to_tensor(value).astype(own[name].dtype) if name in own else value  # noqa: E731
-        super().set_state_dict({name: cast(name, value) for name, value in state_dict.items()})
+        super().set_state_dict(  # type: ignore[misc]  # the host's
+            {name: cast(name, value) for name, value in state_dict.items()}
+        )
 
     @property
-    def base_precision(self):
-        """The precision in which alone the frozen weights exist, in words; None for the model's own."""
+    def base_precision(self) -> str | None:
+        """Return the precision in which alone the frozen weights exist, in words; None for the model's own."""
         layer, _ = next(iter(stored_weights(self.model).values()), (None, None))
         return layer and layer.fp8.stored[0].scaling.words
 
-    def lora_layers(self):
-        """The layers with LoRA."""
+    def lora_layers(self) -> list[WithLoRA]:
+        """Return the layers with LoRA."""
         return [layer for layer in self.model.sublayers() if isinstance(layer, WithLoRA)]
 
-    def merge(self):
-        """Adds LoRA to the weights it stands beside, in all layers; they compute as without it from then on."""
+    def merge(self) -> None:
+        """Add LoRA to the weights it stands beside, in all layers; they compute as without it from then on."""
         for layer in self.lora_layers():
             layer.merge()
 
-    def unmerge(self):
-        """Takes it out again, but for the weights' rounding."""
+    def unmerge(self) -> None:
+        """Take it out again, but for the weights' rounding."""
         for layer in self.lora_layers():
             layer.unmerge()
 
-    def disable_lora(self):
-        """Computes without LoRA until `enable_lora`."""
+    def disable_lora(self) -> None:
+        """Compute without LoRA until `enable_lora`."""
         for layer in self.lora_layers():
             layer.disable_lora = True
 
-    def enable_lora(self):
-        """Undoes `disable_lora`."""
+    def enable_lora(self) -> None:
+        """Undo `disable_lora`."""
         for layer in self.lora_layers():
             layer.disable_lora = False
 
-    def restore_original_model(self):
-        """The model without LoRA. What was merged stays in its weights; what was not is gone."""
+    def restore_original_model(self) -> nn.Layer:
+        """Return the model without LoRA.
+
+        What was merged stays in its weights; what was not is gone.
+        """
         for layer in self.lora_layers():
             layer.disable()
         return self.model
 
 
-def check_settings(config):
-    """Raises ValueError for settings of a host's LoRAConfig that our layers do not have."""
+def check_settings(config: Any) -> None:
+    """Raise ValueError for settings of a host's LoRAConfig that our layers do not have."""
     plain = dict(
         pissa=False, loraga=False, use_mora=False, lora_use_mixer=False, do_qat=False, use_quick_lora=False,
         trainable_bias=None, enable_lora_list=None, lora_plus_scale=1.0,

@@ -1,8 +1,12 @@
 """The tokens of a rank in chunks, which an operation takes one after another, to need memory for one of them."""
 
+from __future__ import annotations
 
-def chunk_rows(rows, chunk_tokens, tp):
-    """How many of a rank's `rows` tokens a chunk has, so that the GEMMs of all ranks together have chunk_tokens.
+from paddle_te.ops.interface import Ranks
+
+
+def chunk_rows(rows: int, chunk_tokens: int, tp: Ranks | None) -> int | None:
+    """Say how many of a rank's `rows` tokens a chunk has, so that all ranks' GEMMs together have chunk_tokens.
 
     tp: the TensorParallel or None: under sequence parallelism the GEMMs have the tokens of all its ranks. Returns None
     where all tokens are one chunk, and where chunk_tokens is 0. Raises ValueError where the ranks cannot share a chunk.
@@ -15,6 +19,9 @@ def chunk_rows(rows, chunk_tokens, tp):
     return chunk_tokens // ranks
 
 
-def ranges(rows, of_chunk):
-    """[(first row, number of rows)] of the chunks. of_chunk: rows of each but the last, which may have fewer."""
+def ranges(rows: int, of_chunk: int) -> list[tuple[int, int]]:
+    """Return [(first row, number of rows)] of the chunks.
+
+    of_chunk: rows of each but the last, which may have fewer.
+    """
     return [(first, min(of_chunk, rows - first)) for first in range(0, rows, of_chunk)]

@@ -4,8 +4,14 @@ A row of a batch holds documents one after another. Their lengths, a list a row,
 counts as a document of its own.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 import numpy as np
 import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
 
 from paddle_te.ops.kept import kept_on
 
@@ -14,8 +20,8 @@ from paddle_te.ops.kept import kept_on
 FEWEST = 8
 
 
-def cu_seqlens(rows):
-    """int32 [documents + 1]: where the documents of a batch begin and end, its b·s tokens in a row.
+def cu_seqlens(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Say where the documents of a batch begin and end, its b·s tokens in a row: int32 [documents + 1].
 
     rows: a list of lengths for each row. Empty documents at the end make the number of documents a power of two.
     """
@@ -24,21 +30,24 @@ def cu_seqlens(rows):
     return np.pad(ends, (0, bucket + 1 - len(ends)), mode="edge").astype("int32")
 
 
-def flash_mask(rows):
-    """The same as FlashMask's rows: int32 [b, 1, s], for each token where its document ends in its row.
+def flash_mask(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Say the same as FlashMask's rows: int32 [b, 1, s], for each token where its document ends in its row.
 
     Tokens from there on do not see it. Its shape does not depend on the number of documents: pipelines need that.
     """
     return np.stack([np.repeat(np.cumsum(row), row) for row in rows])[:, None].astype("int32")
 
 
-def positions(rows):
-    """int64 [b, s]: each token's place in its document."""
+def positions(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return each token's place in its document, int64 [b, s]."""
     return np.stack([np.concatenate([np.arange(length) for length in row]) for row in rows]).astype("int64")
 
 
-def check_cu_seqlens(cu_seqlens):
-    """Raises TypeError or ValueError for a tensor that cannot be cu_seqlens. None passes. Its numbers are not read."""
+def check_cu_seqlens(cu_seqlens: Tensor | None) -> None:
+    """Raise TypeError or ValueError for a tensor that cannot be cu_seqlens.
+
+    None passes. Its numbers are not read.
+    """
     if cu_seqlens is None:
         return
     if cu_seqlens.dtype is not paddle.int32:
@@ -47,23 +56,26 @@ def check_cu_seqlens(cu_seqlens):
         raise ValueError(f"cu_seqlens {list(cu_seqlens.shape)}: it must be [documents + 1]")
 
 
-def from_flash_mask(mask):
-    """cu_seqlens, a tensor, of PaddleNLP's attn_mask_startend_row_indices: of what `flash_mask` makes, as [b, 1, s],
-    [b, s] or [b, 1, s, 1]. Tokens at the end of a row that nobody sees, which is padding, are a document.
+def from_flash_mask(mask: Tensor) -> Tensor:
+    """Make cu_seqlens, a tensor, of PaddleNLP's attn_mask_startend_row_indices.
 
-    Waits for the mask's numbers. Raises NotImplementedError for what is not one causal document after another.
+    That is what `flash_mask` makes, as [b, 1, s], [b, s] or [b, 1, s, 1]. Tokens at the end of a row that nobody sees,
+    which is padding, are a document. Waits for the mask's numbers. Raises NotImplementedError for what is not one
+    causal document after another.
     """
     return paddle.to_tensor(cu_seqlens(rows_of(mask.numpy())), place=mask.place)
 
 
-def boundaries(mask):
-    """cu_seqlens, from themselves, [documents + 1], or from a FlashMask, for all layers at once; None for None."""
+def boundaries(mask: Tensor | None) -> Tensor | None:
+    """Make cu_seqlens, of themselves, [documents + 1], or of a FlashMask, for all layers at once; None of None."""
     return mask if mask is None or mask.ndim == 1 else kept_on(mask, from_flash_mask)
 
 
-def rows_of(mask):
-    """The lengths of the documents in each row of a FlashMask, an array. Raises NotImplementedError as
-    `from_flash_mask`."""
+def rows_of(mask: NDArray[np.int32]) -> list[list[int]]:
+    """Return the lengths of the documents in each row of a FlashMask, an array.
+
+    Raises NotImplementedError as `from_flash_mask`.
+    """
     shape = list(mask.shape[:3] if mask.ndim == 4 and mask.shape[3] == 1 else mask.shape)
     if len(shape) not in (2, 3) or shape[1:-1] not in ([], [1]):
         raise NotImplementedError(
@@ -73,9 +85,10 @@ def rows_of(mask):
     return [_lengths(i, ends) for i, ends in enumerate(mask.reshape([shape[0], shape[-1]]))]
 
 
-def _lengths(row, ends):
-    """The lengths of the documents in one row, from where the document of each token ends."""
-    lengths, start, s = [], 0, len(ends)
+def _lengths(row: int, ends: NDArray[np.int32]) -> list[int]:
+    """Return the lengths of the documents in one row, from where the document of each token ends."""
+    lengths: list[int] = []
+    start, s = 0, len(ends)
     while start < s:
         padding = (ends[start:] <= np.arange(start, s)).all()
         end = s if padding else int(ends[start])

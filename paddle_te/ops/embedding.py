@@ -5,7 +5,13 @@ gradient. A micro-batch has gradients for the rows of its few thousand tokens on
 are not rounded on the way.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te import device
@@ -13,13 +19,15 @@ from paddle_te import device
 
 class _Lookup(PyLayer):
     @staticmethod
-    def forward(ctx, weight, ids, forward, first, padding):
+    def forward(
+        ctx: Any, weight: Tensor, ids: Tensor, forward: Callable[[Tensor], Tensor], first: int, padding: int
+    ) -> Tensor:
         ctx.saved = weight, weight.shape, ids, first, padding
         weight.read_in_backward = False  # as te's GEMMs leave it (ops/te/program.py)
         return forward(ids)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> None:  # type: ignore[override]  # Paddle takes None, too
         (weight, shape, ids, first, padding), ctx.saved = ctx.saved, None
         main_grad = getattr(weight, "main_grad", None)
         if main_grad is None:
@@ -31,13 +39,15 @@ class _Lookup(PyLayer):
         return None
 
 
-def adds_to_main_grad(weight):
-    """Whether `embedding` can: on nvgpu, which has a kernel for it, where the weight is trained."""
+def adds_to_main_grad(weight: Tensor) -> bool:
+    """Say whether `embedding` can: on nvgpu, which has a kernel for it, where the weight is trained."""
     return not weight.stop_gradient and paddle.is_grad_enabled() and device.kind(weight.place) == "nvgpu"
 
 
-def embedding(weight, ids, forward, first=0, padding=None):
-    """forward(ids), with the gradient of weight [vocabulary, width] added to weight.main_grad (float32).
+def embedding(
+    weight: Tensor, ids: Tensor, forward: Callable[[Tensor], Tensor], first: int = 0, padding: int | None = None
+) -> Tensor:
+    """Return forward(ids), with the gradient of weight [vocabulary, width] added to weight.main_grad (float32).
 
     That is made where it is not there, and overwritten where weight.overwrite_main_grad is set, which is set back.
 

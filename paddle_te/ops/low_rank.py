@@ -1,6 +1,10 @@
 """The low-rank product of a linear operation."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paddle import Tensor
 
 
 class LowRankUpdate(NamedTuple):
@@ -14,8 +18,8 @@ class LowRankUpdate(NamedTuple):
     row-parallel one: what travels between the ranks has as many columns as the A together.
     """
 
-    a: tuple[Any, ...]
-    b: tuple[Any, ...]
+    a: tuple[Tensor | None, ...]
+    b: tuple[Tensor | None, ...]
     sizes: tuple[int, ...]
     scaling: float
-    x: Any = None
+    x: Tensor | None = None

@@ -1,6 +1,10 @@
 """The norms of a layer."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paddle import Tensor
 
 
 class Norm(NamedTuple):
@@ -11,15 +15,15 @@ class Norm(NamedTuple):
     the output, backward computes it again instead of keeping it.
     """
 
-    weight: Any
+    weight: Tensor
     eps: float
-    bias: Any = None
+    bias: Tensor | None = None
     zero_centered_gamma: bool = False
     recompute: bool = False
 
 
-def norm_tensors(norm: Norm | None) -> tuple[Any, Any]:
-    """(weight, bias) of a norm; None for what there is not."""
+def norm_tensors(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return (weight, bias) of a norm; None for what there is not."""
     return (None, None) if norm is None else (norm.weight, norm.bias)
 
 
@@ -29,7 +33,7 @@ class QKNorm(NamedTuple):
     q_weight, k_weight: tensors [d], of all heads of q and of k. zero_centered_gamma: as Norm's.
     """
 
-    q_weight: Any
-    k_weight: Any
+    q_weight: Tensor
+    k_weight: Tensor
     eps: float
     zero_centered_gamma: bool = False
