@@ -529,11 +529,12 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if "cast_transpose" in kernel:
         name, *defines = kernel.split()
         return globals()[name](Form(*defines[:3]), *arguments)
-    kernel, *interleaved = kernel.split()
+    kernel, *options = kernel.split()
     name, _, dtype = kernel.rpartition("_")
-    rotating = {function.__name__: function for function in (rope, qk_norm_forward, qk_norm_backward)}
+    rotating = (rope, qk_norm_forward, qk_norm_backward, qk_norm_sums)
+    rotating = {function.__name__: function for function in rotating}
     if name in rotating:
-        return rotating[name](ELEMENTS[dtype], grid, _Turn(interleaved == ["1"]), *arguments)
+        return rotating[name](ELEMENTS[dtype], grid, _Turn(*[option == "1" for option in options]), *arguments)
     typed = (
         qk_norm_weights,
         cross_entropy_stats,
@@ -564,10 +565,10 @@ def _heads_of(dtype, tokens, places, heads, d):
 
 
 class _Turn:
-    """What kernels/rotation.cuh does."""
+    """What kernels/rotation.cuh does. over_all: of qk_norm.cu."""
 
-    def __init__(self, interleaved):
-        self.interleaved = interleaved
+    def __init__(self, interleaved, over_all=False):
+        self.interleaved, self.over_all = interleaved, over_all
 
     def read(self, widths):
         """d, of a parameter that tells how many of these numbers are turned, too."""
@@ -586,52 +587,89 @@ class _Turn:
         return out
 
 
-def _norm(both):
-    """(epsilon, what is added to weights)."""
-    return np.uint32(both & 0xFFFFFFFF).view(np.float32), both >> 32
+class _Norm:
+    """What kernels/qk_norm.cu does besides: x [tokens, heads, d] are q, or k (which: 0 or 1)."""
+
+    def __init__(self, turn, bits, sums, tokens):
+        self.over_all, self.ranks, self.added = turn.over_all, bits >> 33, bits >> 32 & 1
+        self.epsilon = np.uint32(bits & 0xFFFFFFFF).view(np.float32)
+        self.sums = at(sums, (tokens, 4), np.float32) if self.over_all else None
+
+    def weight(self, address, heads, d, dtype):
+        shape = (heads, d) if self.over_all else (d,)
+        return at(address, shape, dtype).astype(np.float32) + self.added
+
+    def mean(self, values, column):
+        """Of each head's numbers, or of what the sums say."""
+        if not self.over_all:
+            return values.mean(-1, keepdims=True)
+        return self.sums[:, column, None, None] / np.float32(values[0].size * self.ranks)
+
+    def r(self, x, which):
+        return 1 / np.sqrt(self.mean(x**2, which) + self.epsilon)
 
 
 def qk_norm_forward(dtype, tokens, turn, *arguments):
     """kernels/qk_norm.cu."""
-    q_weight, k_weight, angles, s, heads, kv_heads, widths, norm = arguments[12:]
-    sizes, (epsilon, added), d = (heads, kv_heads, kv_heads), _norm(norm), turn.read(widths)
+    q_weight, k_weight, sums, angles, s, heads, widths, norm = arguments[12:]
+    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, sums, tokens)
     *source, v = _heads_of(dtype, tokens, arguments[:6], sizes, d)
     *target, v_out = _heads_of(dtype, tokens, arguments[6:12], sizes, d)
-    for x, y, weight in zip(source, target, (q_weight, k_weight), strict=True):
+    for i, (x, y, weight) in enumerate(zip(source, target, (q_weight, k_weight), strict=True)):
         x = x.astype(np.float32)
-        weight = at(weight, (d,), dtype).astype(np.float32) + added
-        normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
-        y[...] = turn(normed, angles, s, 1).astype(dtype)
+        y[...] = turn(x * norm.r(x, i) * norm.weight(weight, sizes[i], d, dtype), angles, s, 1).astype(dtype)
     v_out[...] = v
+
+
+def _three(heads):
+    """(q's, k's, v's) of a parameter."""
+    return heads & 0xFFFFFFFF, heads >> 32, heads >> 32
+
+
+def qk_norm_sums(dtype, tokens, turn, dq, dk, dq_stride, dk_stride, q, k, stride, q_weight, k_weight, *others):
+    """kernels/qk_norm.cu, before the ranks meet."""
+    sums, angles, s, heads, widths, norm = others
+    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, sums, tokens)
+    norm.sums[...] = 0
+    for i, (dy, dy_stride, x, weight) in enumerate(((dq, dq_stride, q, q_weight), (dk, dk_stride, k, k_weight))):
+        x = strided(x, (tokens, sizes[i], d), stride, dtype).astype(np.float32)
+        norm.sums[:, i] = (x**2).sum((1, 2))
+        if dy:
+            dy = strided(dy, (tokens, sizes[i], d), dy_stride, dtype).astype(np.float32)
+            products = turn(dy, angles, s, -1) * norm.weight(weight, sizes[i], d, dtype) * x
+            norm.sums[:, 2 + i] = products.sum((1, 2))
 
 
 def qk_norm_backward(dtype, grid, turn, *arguments):
     """kernels/qk_norm.cu; all of the weights' gradients are in the first block's part."""
     dq, dk, dv, *strides, q, k, stride = arguments[:9]
-    places, (q_weight, k_weight, partials, angles, s, tokens, blocks, heads, kv_heads, widths, norm) = (
+    places, (q_weight, k_weight, sums, partials, angles, s, tokens, blocks, heads, widths, norm) = (
         arguments[9:13], arguments[13:]
     )  # fmt: skip
     assert grid == blocks
-    sizes, (epsilon, added), d = (heads, kv_heads, kv_heads), _norm(norm), turn.read(widths)
+    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, sums, tokens)
     *grads, v = _heads_of(dtype, tokens, (dq, dk, dv, *strides), sizes, d)
     *target, v_out = _heads_of(dtype, tokens, (*places[:3], *[places[3]] * 3), sizes, d)
-    sums = at(partials, (blocks, 2, d), np.float32) if partials else np.empty((blocks, 2, d), np.float32)
-    sums[...] = 0
-    of_norm = (q, q_weight, heads), (k, k_weight, kv_heads)
-    for i, (dy, dx, (x, weight, n)) in enumerate(zip(grads, target, of_norm, strict=True)):
-        x = strided(x, (tokens, n, d), stride, dtype).astype(np.float32)
-        r = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
-        back, normed = turn(dy.astype(np.float32), angles, s, -1), x * r
-        sums[0, i] = (back * normed).sum((0, 1))
-        back *= at(weight, (d,), dtype).astype(np.float32) + added
-        dx[...] = (r * (back - normed * (back * normed).mean(-1, keepdims=True))).astype(dtype)
+    found = []
+    for i, (dy, dx, x, weight) in enumerate(zip(grads, target, (q, k), (q_weight, k_weight), strict=True)):
+        x = strided(x, (tokens, sizes[i], d), stride, dtype).astype(np.float32)
+        r, back = norm.r(x, i), turn(dy.astype(np.float32), angles, s, -1)
+        found.append((back * x * r).sum(0 if turn.over_all else (0, 1)).ravel())
+        back *= norm.weight(weight, sizes[i], d, dtype)
+        dx[...] = (r * (back - x * r * r * norm.mean(back * x, 2 + i))).astype(dtype)
+    if partials:
+        found = np.concatenate(found)
+        parts = at(partials, (blocks, found.size), np.float32)
+        parts[...] = 0
+        parts[0] = found
     v_out[...] = v
 
 
-def qk_norm_weights(dtype, grid, partials, dq_weight, dk_weight, blocks, d):
+def qk_norm_weights(dtype, grid, partials, dq_weight, dk_weight, blocks, *sizes):
     """kernels/qk_norm.cu."""
-    for out, total in zip((dq_weight, dk_weight), at(partials, (blocks, 2, d), np.float32).sum(0), strict=True):
-        at(out, (d,), dtype)[...] = total.astype(dtype)
+    total = at(partials, (blocks, sum(sizes)), np.float32).sum(0)
+    for out, part in zip((dq_weight, dk_weight), np.split(total, sizes[:1]), strict=True):
+        at(out, part.shape, dtype)[...] = part.astype(dtype)
 
 
 def cross_entropy_stats(dtype, grid, logits, labels, stats, rows, columns, first):

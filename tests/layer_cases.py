@@ -48,6 +48,7 @@ TRANSFORMERS = {
     "qk_norm_zero_centered": dict(
         qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_zero_centered_gamma=True, zero_centered_gamma=True
     ),
+    "qk_norm_over_all": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all", norms="after"),
     "rotation_of_a_part": dict(),
     "rotation_interleaved": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True, rotary_pos_interleaved=True),
     "rotation_interleaved_of_a_part": dict(rotary_pos_interleaved=True),

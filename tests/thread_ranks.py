@@ -17,13 +17,15 @@ BATCH, TOKENS, RANKS = 2, 128, 2
 STACKED = {
     "self_attention.layernorm_qkv.weight": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
     "self_attention.layernorm_qkv.bias": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
+    "self_attention.q_norm.weight": [HEADS * HEAD_DIM],
+    "self_attention.k_norm.weight": [KV_HEADS * HEAD_DIM],
     "layernorm_mlp.fc1_weight": [FFN, FFN],
     "layernorm_mlp.fc1_bias": [FFN, FFN],
 }
 LAYERS = {
     "llama": dict(add_qkv_bias=True),
     "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
-    "norms_after": dict(norms="after"),
+    "olmo2": dict(norms="after", qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all"),
 }
 DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
 BLOCK = fp8.Float8BlockScaling()

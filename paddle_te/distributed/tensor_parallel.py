@@ -133,6 +133,10 @@ class TensorParallel:
         """
         return _Enter.apply(parameter, replace(self, sequence_parallel=False))
 
+    def sum_over(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks on each of them, differentiable: each rank's gradient must be whole."""
+        return _Leave.apply(x, replace(self, sequence_parallel=False))
+
     def leave(self, y: Tensor) -> Tensor:
         """Return a row-parallel GEMM's result from its partial sums y, differentiable."""
         return _Leave.apply(y, self)

@@ -120,7 +120,6 @@ class MultiHeadAttention(BackendLayer):
         self.layernorm_qkv = LayerNormLinear.of(settings.qkv)
         self.proj = Linear.of(settings.proj)
         self.core_attention = DotProductAttention.of(settings.core)
-        self.q_norm, self.k_norm = (settings.qk_norm and RMSNorm.of(settings.qk_norm) for _ in range(2))
         after = settings.norm_after(settings.hidden_size, settings.layernorm_epsilon)
         self.post_norm = norm_of(after, settings.normalization)
         self.scale = self.core_attention.scale
@@ -128,6 +127,7 @@ class MultiHeadAttention(BackendLayer):
         self._token_shards = tp.size if settings.sequence_parallel else 1
         self.num_heads = local_size(settings.num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(settings.groups, tp, "num_gqa_groups")
+        self.q_norm, self.k_norm = (self._head_norm(heads, tp) for heads in (self.num_heads, self.num_kv_heads))
         comm_type = settings.cp_comm_type
         self.cp = ContextParallel.from_fleet(comm_type) if comm_type else None
         self._sequence_shards = self.cp.size if self.cp else 1
@@ -136,6 +136,18 @@ class MultiHeadAttention(BackendLayer):
             self._share_heads(settings.head_dim)
         if self._on_ring:
             self._check_ring()
+
+    def _head_norm(self, heads, tp):
+        """The norm of q or of k, or None."""
+        settings = self.settings.qk_norm(heads)
+        norm = settings and RMSNorm.of(settings)
+        if norm is not None and self._norms_all and tp is not None:
+            norm.weight.is_distributed, norm.weight.split_axis = True, 0
+        return norm
+
+    @property
+    def _norms_all(self):
+        return self.settings.qk_norm_over == "all"
 
     def _share_heads(self, head_dim):
         """In attention this rank has a share of the heads, for all tokens."""
@@ -263,13 +275,16 @@ class MultiHeadAttention(BackendLayer):
 
     def _heads_of_rank(self) -> Heads:
         """What the projection's output is made of. Ranks that share the heads have the same weights of norms."""
-        normed = self.q_norm is not None and not self._norms_after_rope
-        qk_norm = QKNorm(*self._norm_weights(), self.q_norm.eps, self.q_norm.zero_centered_gamma) if normed else None
-        return Heads(self.num_heads, self.num_kv_heads, qk_norm, self.settings.rotary_pos_interleaved)
+        settings, qk_norm = self.settings, None
+        if self.q_norm is not None and not self._norms_after_rope:
+            over_all, centered = self._norms_all, self.q_norm.zero_centered_gamma
+            ranks = self.layernorm_qkv.tp if over_all else None
+            qk_norm = QKNorm(*self._norm_weights(), self.q_norm.eps, centered, over_all, ranks)
+        return Heads(self.num_heads, self.num_kv_heads, qk_norm, settings.rotary_pos_interleaved)
 
     def _norm_weights(self):
         tp, weights = self.layernorm_qkv.tp, (self.q_norm.weight, self.k_norm.weight)
-        return weights if tp is None else tuple(tp.sum_gradient(weight) for weight in weights)
+        return weights if tp is None or self._norms_all else tuple(tp.sum_gradient(weight) for weight in weights)
 
     def _attend(self, qkv, context, quantizers):
         """Rotation and attention, for which backends have one operation where nothing else is wanted."""

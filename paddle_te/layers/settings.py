@@ -23,7 +23,7 @@ from paddle_te.options.scripts import RECOMPUTE_MODULES
 PARALLEL_MODES = (None, "column", "row")
 NORMALIZATIONS = ("RMSNorm", "LayerNorm")
 NORMS = ("before", "after", "both")
-QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
+QK_NORM_TYPES, QK_NORMS_OVER, INPUT_FORMATS = (None, "RMSNorm"), ("head", "all"), ("bshd", "sbhd")
 
 Arguments = ParamSpec("Arguments")
 Record = TypeVar("Record")
@@ -321,7 +321,8 @@ class AttentionOptions(CoreOptions, HalfOptions):
     kv_channels: the size of one head; None is hidden_size / num_attention_heads.
     qk_norm_type: "RMSNorm" norms each head of q and k, with qk_norm_eps and a weight for q and one for k that all heads
         share; qk_norm_before_rope: before they are rotated (as Qwen3) instead of after. None: no such norm.
-        qk_norm_zero_centered_gamma: they multiply by 1 + weight (Gemma 3).
+        qk_norm_zero_centered_gamma: they multiply by 1 + weight (Gemma 3). qk_norm_over: "head", or "all" for norms of
+        all heads of q, and of k, together, with a weight for each of their numbers (OLMo-2), before rotation.
     rotary_pos_interleaved: numbers 2i and 2i + 1 of a head are rotated together (GLM-4), not i and i + half. How many
         of a head's numbers are rotated follows from the angles.
     attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
@@ -335,6 +336,7 @@ class AttentionOptions(CoreOptions, HalfOptions):
     qk_norm_eps: float = 1e-6
     qk_norm_before_rope: bool = False
     qk_norm_zero_centered_gamma: bool = False
+    qk_norm_over: str = "head"
     rotary_pos_interleaved: bool = False
     attn_input_format: str = "bshd"
     cp_comm_type: str | None = None
@@ -342,6 +344,14 @@ class AttentionOptions(CoreOptions, HalfOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(QK_NORM_TYPES, qk_norm_type=self.qk_norm_type)
+        one_of(QK_NORMS_OVER, qk_norm_over=self.qk_norm_over)
+        lacking = {
+            "qk_norm_before_rope=False": not self.qk_norm_before_rope,
+            "cp_comm_type='a2a'": self.cp_comm_type == "a2a",
+        }
+        for name, wanted in lacking.items():
+            if self.qk_norm_type and self.qk_norm_over == "all" and wanted:
+                raise ValueError(f"qk_norm_over='all' with {name}: these norms take all heads, before their rotation")
         one_of(INPUT_FORMATS, attn_input_format=self.attn_input_format)
 
     @property
@@ -420,12 +430,12 @@ class AttentionSettings(AttentionOptions):
         """Of attention itself."""
         return part(CoreSettings, self, kv_channels=self.head_dim)
 
-    @property
-    def qk_norm(self) -> NormSettings | None:
-        """Of the norms of q and of k."""
+    def qk_norm(self, heads: int) -> NormSettings | None:
+        """Of the norm of q or of k, whose heads on this rank are so many."""
         if self.qk_norm_type is None:
             return None
-        of_norm = self.head_dim, self.qk_norm_eps, self.qk_norm_zero_centered_gamma
+        size = self.head_dim * (heads if self.qk_norm_over == "all" else 1)
+        of_norm = size, self.qk_norm_eps, self.qk_norm_zero_centered_gamma
         return NormSettings(*of_norm, params_dtype=self.params_dtype, backend=self.backend)
 
 

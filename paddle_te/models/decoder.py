@@ -68,6 +68,7 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> di
         add_qkv_bias=attention.qkv_bias,
         qk_norm_type=attention.qk_norm and "RMSNorm",
         qk_norm_before_rope=attention.qk_norm is not None,
+        qk_norm_over=attention.qk_norm or "head",
         qk_norm_eps=spec.norm.eps,
         rotary_pos_interleaved=attention.rotation is not None and attention.rotation.interleaved,
         ffn_hidden_size=feed_forward.ffn,
@@ -75,6 +76,7 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> di
         bias=feed_forward.bias,
         normalization=spec.norm.kind,
         layernorm_epsilon=spec.norm.eps,
+        norms=spec.norms,
         hidden_dropout=spec.dropout,
     )
 

@@ -1,4 +1,4 @@
-"""Norm each head of q and k by RMSNorm, with the rotation behind it, on packed q, k, v (kernels/qk_norm.cu).
+"""Norm the heads of q and k by RMSNorm, with the rotation behind it, on packed q, k, v (kernels/qk_norm.cu).
 
 Addresses, `angles`, sizes and `turn` are as in `rope`; d is at most 512 (bfloat16, float16) or 256 (float32).
 """
@@ -16,25 +16,56 @@ from paddle_te.native.types import DType
 _BLOCK, _LANES, _COLUMNS = 256, 32, 32  # threads of a block, at most of a head; qk_norm.cu's kColumns
 # Blocks of a backward, each of which has a part of the weights' gradients: 4 for each SM of a Hopper
 _BLOCKS = 528
+_SHARED = 48 << 10  # bytes of a block's
 Target: TypeAlias = int | tuple[int, int, int]  # the address of a packed buffer, or those of q, k and v
 
 
 class QKNorm(NamedTuple):
     """The weights of both norms.
 
-    q_weight, k_weight: addresses of [d]. epsilon: added to the mean of the squares. zero_centered: the weights are
-    multiplied by as 1 + weight.
+    q_weight, k_weight: addresses of [d], or with over_all of [heads d] and [kv_heads d]. epsilon: added to the mean of
+    the squares. zero_centered: the weights are multiplied by as 1 + weight. over_all: the mean is that of all heads of
+    q, or of k, not of each head. ranks: that share these heads.
     """
 
     q_weight: int
     k_weight: int
     epsilon: float
     zero_centered: bool = False
+    over_all: bool = False
+    ranks: int = 1
 
     @property
     def _bits(self) -> int:
         """The kernels' parameter."""
-        return struct.unpack("I", struct.pack("f", self.epsilon))[0] | self.zero_centered << 32
+        return struct.unpack("I", struct.pack("f", self.epsilon))[0] | self.zero_centered << 32 | self.ranks << 33
+
+    def sums(
+        self,
+        te: Shim,
+        stream: Stream,
+        grads: Target | None,
+        qkv: int,
+        sums: int,
+        angles: int,
+        tokens: int,
+        s: int,
+        heads: int,
+        kv_heads: int,
+        d: int,
+        dtype: DType,
+        turn: Turn = WHOLE,
+    ) -> None:
+        """Fill float32 [tokens, 4], whose sum over the ranks `forward` and `backward` read with over_all.
+
+        grads: `backward`'s, or None before forward.
+        """
+        compiled = self._kernel("sums", d, dtype, turn, stream)
+        q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
+        dq, dk, _, dq_stride, dk_stride, _ = [0] * 6 if grads is None else _places(grads, heads, kv_heads, d, dtype)
+        weights, sizes = (self.q_weight, self.k_weight), (s, heads | kv_heads << 32, turn.widths(d), self._bits)
+        arguments = dq, dk, dq_stride, dk_stride, q, k, stride, *weights, sums, angles, *sizes
+        te.launch(compiled, tokens, _BLOCK, 4 * (d + 4 * _BLOCK // 32), stream, *arguments)
 
     def forward(
         self,
@@ -50,16 +81,17 @@ class QKNorm(NamedTuple):
         d: int,
         dtype: DType,
         turn: Turn = WHOLE,
+        sums: int = 0,
     ) -> None:
         """Norm and rotate q and k of the packed buffer `qkv` [tokens, (heads + 2 kv_heads) d], and copy v.
 
         target: the address of another packed buffer, or those of q, k and v [tokens, heads or kv_heads, d].
         """
-        compiled = _kernel("forward", d, dtype, turn, stream)
+        compiled = self._kernel("forward", d, dtype, turn, stream)
         *source, stride = packed(qkv, heads, kv_heads, d, dtype)
-        places = _places(target, heads, kv_heads, d, dtype)
-        sizes = angles, s, heads, kv_heads, turn.widths(d), self._bits
-        arguments = *source, stride, stride, stride, *places, self.q_weight, self.k_weight, *sizes
+        places, weights = _places(target, heads, kv_heads, d, dtype), (self.q_weight, self.k_weight)
+        sizes = s, heads | kv_heads << 32, turn.widths(d), self._bits
+        arguments = *source, stride, stride, stride, *places, *weights, sums, angles, *sizes
         te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)
 
     def backward(
@@ -78,48 +110,62 @@ class QKNorm(NamedTuple):
         d: int,
         dtype: DType,
         turn: Turn = WHOLE,
+        sums: int = 0,
     ) -> None:
         """Fill the packed dqkv from the gradients of what forward has written.
 
         grads: the address of a packed buffer, which may be dqkv, or those of three. qkv: as forward read it. partials:
         address of `partial_bytes`, for `weight_gradients`; 0 where no weight wants a gradient.
         """
-        compiled = _kernel("backward", d, dtype, turn, stream)
+        compiled = self._kernel("backward", d, dtype, turn, stream)
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
-        blocks = min(tokens, _BLOCKS)
-        sizes = angles, s, tokens, blocks, heads, kv_heads, turn.widths(d), self._bits
-        arguments = *source, q, k, stride, *out, self.q_weight, self.k_weight, partials, *sizes
-        shared = 4 * max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
+        blocks, weights = min(tokens, _BLOCKS), (self.q_weight, self.k_weight)
+        sizes = s, tokens, blocks, heads | kv_heads << 32, turn.widths(d), self._bits
+        arguments = *source, q, k, stride, *out, *weights, sums, partials, angles, *sizes
+        rows = max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
+        shared = 4 * (d + (heads + kv_heads) * d if self.over_all else rows)
+        if shared > _SHARED:
+            raise ValueError(
+                f"norms of q and k over all heads: {heads} + {kv_heads} heads of {d} numbers; they must be at most "
+                f"{_SHARED // 4 - d} numbers together: share them among more tensor parallel ranks"
+            )
         te.launch(compiled, blocks, _BLOCK, shared, stream, *arguments)
 
+    def _kernel(self, direction: str, d: int, dtype: DType, turn: Turn, stream: Stream) -> Kernel:
+        """Return the kernel. Raises ValueError for heads that the kernels do not take."""
+        element, vector = ELEMENTS[dtype]
+        vectors, rest = divmod(d, 2 * vector)
+        if rest or not 0 < vectors <= _LANES:
+            raise ValueError(
+                f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
+                f"{2 * vector * _LANES}, got {d}"
+            )
+        turn.check(d, vector)
+        options = dict(INTERLEAVED=int(turn.interleaved), OVER_ALL=int(self.over_all))
+        return kernel(f"qk_norm_{direction}_{element}", "qk_norm.cu", stream.capability, **options)
 
-def partial_bytes(tokens: int, d: int) -> int:
-    """Return the bytes of the weights' gradients, by block, of a backward of so many tokens."""
-    return min(tokens, _BLOCKS) * 2 * d * 4
+
+def partial_bytes(tokens: int, numbers: int) -> int:
+    """Return the bytes of the gradients of weights of so many numbers, by block, of a backward of so many tokens."""
+    return min(tokens, _BLOCKS) * numbers * 4
 
 
 def weight_gradients(
-    te: Shim, stream: Stream, partials: int, dq_weight: int, dk_weight: int, tokens: int, d: int, dtype: DType
+    te: Shim,
+    stream: Stream,
+    partials: int,
+    dq_weight: int,
+    dk_weight: int,
+    tokens: int,
+    sizes: tuple[int, int],
+    dtype: DType,
 ) -> None:
-    """Write the gradients of both weights, [d] each, from the partials of a backward of so many tokens."""
-    compiled = kernel(f"qk_norm_weights_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, INTERLEAVED=0)
-    grid, arguments = -(-2 * d // _COLUMNS), (partials, dq_weight, dk_weight, min(tokens, _BLOCKS), d)
+    """Write the gradients of both weights, of sizes numbers, from the partials of a backward of so many tokens."""
+    options = dict(INTERLEAVED=0, OVER_ALL=0)
+    compiled = kernel(f"qk_norm_weights_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, **options)
+    grid, arguments = -(-sum(sizes) // _COLUMNS), (partials, dq_weight, dk_weight, min(tokens, _BLOCKS), *sizes)
     te.launch(compiled, grid, _BLOCK, 4 * _BLOCK, stream, *arguments)
-
-
-def _kernel(direction: str, d: int, dtype: DType, turn: Turn, stream: Stream) -> Kernel:
-    """Return the kernel. Raises ValueError for heads that the kernels do not take."""
-    element, vector = ELEMENTS[dtype]
-    vectors, rest = divmod(d, 2 * vector)
-    if rest or not 0 < vectors <= _LANES:
-        raise ValueError(
-            f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
-            f"{2 * vector * _LANES}, got {d}"
-        )
-    turn.check(d, vector)
-    name, interleaved = f"qk_norm_{direction}_{element}", int(turn.interleaved)
-    return kernel(name, "qk_norm.cu", stream.capability, INTERLEAVED=interleaved)
 
 
 def _places(target: Target, heads: int, kv_heads: int, d: int, dtype: DType) -> Places:

@@ -30,10 +30,14 @@ def norm_tensors(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
 class QKNorm(NamedTuple):
     """RMSNorm of each head of q and k before they are rotated, as in Qwen3.
 
-    q_weight, k_weight: tensors [d], of all heads of q and of k. zero_centered_gamma: as Norm's.
+    q_weight, k_weight: tensors [d], of all heads of q and of k. zero_centered_gamma: as Norm's. over_all: the norms are
+    of all heads together, as in OLMo-2; the weights are then [num_heads · d] and [num_kv_heads · d]. ranks: the
+    `interface.Ranks` that then share the heads, or None.
     """
 
     q_weight: Tensor
     k_weight: Tensor
     eps: float
     zero_centered_gamma: bool = False
+    over_all: bool = False
+    ranks: Any = None

@@ -123,6 +123,7 @@ def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
     ("rotation_interleaved_of_a_part", 4, 2, 2, 64),
     ("norms_after", 4, 2, 2, 64),
     ("norms_before_and_after", 4, 2, 2, 64),
+    ("qk_norm_over_all", 4, 2, 2, 64),
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])

@@ -34,12 +34,23 @@ def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor,
     d = width // (num_heads + 2 * num_kv_heads)
     q, k, v = qkv.reshape([b, s, -1, d]).split([num_heads, num_kv_heads, num_kv_heads], 2)
     if qk_norm is not None:
-        centered = dict(zero_centered_gamma=qk_norm.zero_centered_gamma)
-        q, k = (normalize(x, Norm(w, qk_norm.eps, **centered)) for x, w in zip((q, k), qk_norm[:2], strict=True))
+        q, k = (_normed(x, weight, qk_norm) for x, weight in zip((q, k), qk_norm[:2], strict=True))
     if freqs is None:
         return q, k, v
     angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
     return tuple(_rotate(t, angles, interleaved).astype(t.dtype) for t in (q, k)) + (v,)
+
+
+def _normed(x, weight, norm):
+    """q or k [b, s, heads, d] normed by a QKNorm."""
+    if not norm.over_all:
+        return normalize(x, Norm(weight, norm.eps, zero_centered_gamma=norm.zero_centered_gamma))
+    z = x.astype("float32").flatten(2)
+    squares, count = z.square().sum(-1, keepdim=True), z.shape[-1]
+    if norm.ranks is not None:
+        squares, count = norm.ranks.sum_gradient(norm.ranks.sum_over(squares)), count * norm.ranks.size
+    z = (z * paddle.rsqrt(squares / count + norm.eps)).astype(weight.dtype)
+    return (z * (1 + weight if norm.zero_centered_gamma else weight)).reshape(x.shape)
 
 
 def dot_product_attention(

@@ -240,29 +240,42 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
 
 
 class RotationSettings(NamedTuple):
-    """What a `Heads` says of norms and rotation besides tensors. eps: the norms', None for none."""
+    """What a `Heads` says of norms and rotation besides tensors. eps: the norms', None for none. ranks: how many share
+    the heads of norms over all of them."""
 
     eps: float | None
     zero_centered_gamma: bool
     interleaved: bool
+    over_all: bool
+    ranks: int
 
     @classmethod
     def of(cls, heads):
-        norm = heads.qk_norm
-        return cls(norm and norm.eps, norm is not None and norm.zero_centered_gamma, heads.interleaved)
+        norm, interleaved = heads.qk_norm, heads.interleaved
+        if norm is None:
+            return cls(None, False, interleaved, False, 1)
+        ranks = 1 if norm.ranks is None else norm.ranks.size
+        return cls(norm.eps, norm.zero_centered_gamma, interleaved, norm.over_all, ranks)
+
+    def weight_sizes(self, heads):
+        """Numbers of q's and k's weights."""
+        (*_, h, d), (*_, h_kv, _) = heads.q, heads.kv
+        return [n * d if self.over_all else d for n in (h, h_kv)]
 
 
 @dataclass(slots=True)
 class _Rotation:
     """What q and k go through between projection and attention: a norm of each head, and the rotation.
 
-    freqs: angles, or None for no rotation. q_weight, k_weight: the norm's, or None for no norm.
+    freqs: angles, or None for no rotation. q_weight, k_weight: the norm's, or None for no norm. tp: the ranks that
+    share the heads of a norm over all, or None.
     """
 
     freqs: Any
     q_weight: Any
     k_weight: Any
     settings: RotationSettings
+    tp: Any = None
 
     @property
     def _angles(self):
@@ -275,7 +288,17 @@ class _Rotation:
     @property
     def _norm(self):
         addresses = self.q_weight.data_ptr(), self.k_weight.data_ptr()
-        return native_norm.QKNorm(*addresses, self.settings.eps, self.settings.zero_centered_gamma)
+        eps, zero_centered, _, over_all, ranks = self.settings
+        return native_norm.QKNorm(*addresses, eps, zero_centered, over_all, ranks)
+
+    def _sums(self, rt, heads, grads, qkv):
+        """The memory of what norms over all heads add up first, of all ranks; None for norms of each head."""
+        if not self.settings.over_all:
+            return None
+        sums = rt.empty([heads.tokens, 4], paddle.float32)
+        given = grads, qkv, sums.data_ptr(), self._angles, *heads.rope, self._turn
+        self._norm.sums(rt.te, rt.stream, *given)
+        return sums if self.tp is None else self.tp.all_reduce(sums)
 
     def stays(self, heads):
         """Whether cuDNN takes q, k and v where the projection has put them."""
@@ -285,7 +308,9 @@ class _Rotation:
         """Writes normed and rotated q and k, and v. target: the address of one buffer, or those of three."""
         given = rt.te, rt.stream, qkv.data_ptr()
         if self.q_weight is not None:
-            self._norm.forward(*given, target, self._angles, *heads.rope, self._turn)
+            sums = self._sums(rt, heads, None, qkv.data_ptr())
+            at = 0 if sums is None else sums.data_ptr()
+            self._norm.forward(*given, target, self._angles, *heads.rope, self._turn, at)
         elif isinstance(target, int):
             rope.rope_packed(*given, target, self._angles, *heads.rope, turn=self._turn)
         else:
@@ -306,24 +331,25 @@ class _Rotation:
         return None, None
 
     def _norm_backward(self, rt, heads, grads, qkv, dqkv):
-        weights, (*_, d) = (self.q_weight, self.k_weight), heads.q
-        trained, addresses = [weight for weight in weights if not weight.stop_gradient], (grads, qkv, dqkv)
-        if not trained:
-            self._norm.backward(rt.te, rt.stream, *addresses, 0, self._angles, *heads.rope, self._turn)
-            return None, None
-        partials = rt.empty([native_norm.partial_bytes(heads.tokens, d)], paddle.uint8)
-        given = *addresses, partials.data_ptr(), self._angles, *heads.rope, self._turn
+        weights, sizes = (self.q_weight, self.k_weight), self.settings.weight_sizes(heads)
+        trained = any([not weight.stop_gradient for weight in weights])
+        sums = self._sums(rt, heads, grads, qkv)
+        partials = rt.empty([native_norm.partial_bytes(heads.tokens, sum(sizes))], paddle.uint8) if trained else None
+        at, of_sums = (0 if memory is None else memory.data_ptr() for memory in (partials, sums))
+        given = grads, qkv, dqkv, at, self._angles, *heads.rope, self._turn, of_sums
         self._norm.backward(rt.te, rt.stream, *given)
-        gradients = [rt.empty([d], heads.dtype) for _ in weights]
+        if not trained:
+            return None, None
+        gradients = [rt.empty([size], heads.dtype) for size in sizes]
         outputs = [gradient.data_ptr() for gradient in gradients]
-        native_norm.weight_gradients(rt.te, rt.stream, partials.data_ptr(), *outputs, heads.tokens, d, heads.code)
+        native_norm.weight_gradients(rt.te, rt.stream, at, *outputs, heads.tokens, sizes, heads.code)
         return tuple(None if w.stop_gradient else gradient for w, gradient in zip(weights, gradients, strict=True))
 
 
 class _RotaryQKV(PyLayer):
     @staticmethod
-    def forward(ctx, qkv, freqs, q_weight, k_weight, settings, heads):
-        rt, rotation = runtime.current(), _Rotation(freqs, q_weight, k_weight, settings)
+    def forward(ctx, qkv, freqs, q_weight, k_weight, settings, heads, tp):
+        rt, rotation = runtime.current(), _Rotation(freqs, q_weight, k_weight, settings, tp)
         q = rt.empty(list(heads.q), heads.dtype)
         k, v = (rt.empty(list(heads.kv), heads.dtype) for _ in range(2))
         rotation.forward(rt, heads, qkv, tuple(tensor.data_ptr() for tensor in (q, k, v)))
@@ -415,20 +441,22 @@ class _SavedAttention:
 
 
 def _rotary_attention_forward(rt, inputs, settings):
-    return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings)
+    return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings, inputs.tp)
 
 
-def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, q_weight, k_weight, quantizers, train, settings):
+def rotary_attention_forward(
+    rt, qkv, freqs, cu_seqlens, rng_state, q_weight, k_weight, quantizers, train, settings, tp=None
+):
     """(out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
     cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
-    quantizers: attention's three, or none. settings: AttentionSettings.
+    quantizers: attention's three, or none. settings: AttentionSettings. tp: of norms over all heads, or None.
     """
     scale, causal, window, dropout = settings.scores
     softmax = _Softmax(scale, _Sequences.of(cu_seqlens, causal, window), dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
-    _check_norms(heads, q_weight, k_weight)
-    rotation = _Rotation(freqs, q_weight, k_weight, settings.rotation)
+    _check_norms(heads, q_weight, k_weight, settings.rotation)
+    rotation = _Rotation(freqs, q_weight, k_weight, settings.rotation, tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
     stays, stats = rotation.stays(heads), None
     if settings.backward_in_fp8:
@@ -536,15 +564,17 @@ def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor,
     """Splits the fused projection into heads, and norms and rotates q and k, in one kernel: see `ops.interface`."""
     angles, sizes = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, heads.num_heads, heads.num_kv_heads)
     weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
-    _check_norms(sizes, *weights)
-    return _RotaryQKV.apply(dense(qkv), angles, *weights, RotationSettings.of(heads), sizes)
+    settings, tp = RotationSettings.of(heads), heads.qk_norm and heads.qk_norm.ranks
+    _check_norms(sizes, *weights, settings)
+    return _RotaryQKV.apply(dense(qkv), angles, *weights, settings, sizes, tp)
 
 
-def _check_norms(heads, q_weight, k_weight):
+def _check_norms(heads, q_weight, k_weight, settings):
     """Raises TypeError or ValueError for weights that do not fit; None for no norms."""
-    for name, weight in (("q_norm's weight", q_weight), ("k_norm's weight", k_weight)):
+    names = "q_norm's weight", "k_norm's weight"
+    for name, weight, size in zip(names, (q_weight, k_weight), settings.weight_sizes(heads), strict=True):
         if weight is not None:
-            check_tensor(name, weight, heads.q[-1:], heads.dtype)
+            check_tensor(name, weight, [size], heads.dtype)
 
 
 def rotary_attention(
@@ -560,7 +590,8 @@ def rotary_attention(
     weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
     tensors = qkv, freqs, cu_seqlens, draw_rng_state(scores.dropout), *weights
     settings = AttentionSettings.of(heads, scores, quantizers)
-    return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or ())
+    tp = heads.qk_norm and heads.qk_norm.ranks
+    return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or (), tp=tp)
 
 
 def dot_product_attention(

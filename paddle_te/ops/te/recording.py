@@ -182,6 +182,11 @@ class RecordedRanks:
     def _call(self, function, x, shape):
         return self._recorder.on_memory(function, x, out=self._recorder.placeholder(shape, x.dtype))
 
+    def all_reduce(self, x):
+        """In place."""
+        self._recorder.on_memory(self._tp.all_reduce, x)
+        return x
+
     def finish(self, pending):
         return self._call(methodcaller("wait"), pending, pending.shape)
 

@@ -58,7 +58,7 @@ def _forward(rt, inputs, settings):
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
     context, saved_attention = rotary_attention_forward(
-        rt, whole, freqs, cu_seqlens, None, *norms, of_attention, train and not frozen, settings.attention
+        rt, whole, freqs, cu_seqlens, None, *norms, of_attention, train and not frozen, settings.attention, tp
     )
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])

@@ -57,7 +57,12 @@ def formula(x, values, angles, seen, options):
         eps = options.get("qk_norm_eps", 1e-6)
         before = options.get("qk_norm_before_rope", False)
         added = int(options.get("qk_norm_zero_centered_gamma", False))
-        steps.insert(0 if before else 1, lambda x, name: rms_norm(x, added + values[f"{name}_norm.weight"], eps))
+
+        def norm(x, name):
+            rows = x.flatten(2) if options.get("qk_norm_over") == "all" else x
+            return rms_norm(rows, added + values[f"{name}_norm.weight"], eps).reshape(x.shape)
+
+        steps.insert(0 if before else 1, norm)
     for step in steps:
         q, k = step(q, "q"), step(k, "k")
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 2).transpose([0, 2, 1, 3]) for x in (k, v))
@@ -75,6 +80,7 @@ def formula(x, values, angles, seen, options):
     (NORM | dict(qk_norm_before_rope=True, kv_channels=D), None, CAUSAL),
     (NORM | dict(qk_norm_zero_centered_gamma=True), None, CAUSAL),
     (NORM | dict(qk_norm_before_rope=True, qk_norm_zero_centered_gamma=True), None, CAUSAL),
+    (NORM | dict(qk_norm_before_rope=True, qk_norm_over="all"), None, CAUSAL),
     (dict(rotary_pos_interleaved=True), None, CAUSAL),
     (dict(kv_channels=24), "part of a head", CAUSAL),
     (dict(kv_channels=24, rotary_pos_interleaved=True), "part of a head", CAUSAL),
@@ -159,6 +165,7 @@ BOOL = paddle.zeros([1, 1, 1, 4], "bool")
     (lambda: TransformerLayer(32, 48, 4, self_attn_mask_type="arbitrary"), "attn_mask_type='arbitrary'; .*'no_mask'"),
     (lambda: TransformerLayer(32, 48, 4, attn_input_format="thd"), "attn_input_format='thd'; .*'sbhd'"),
     (lambda: TransformerLayer(32, 48, 4, qk_norm_type="LayerNorm"), "qk_norm_type='LayerNorm'; .*'RMSNorm'"),
+    (lambda: TransformerLayer(32, 48, 4, qk_norm_over="all", **NORM), "qk_norm_over='all' with qk_norm_before_rope=F"),
     (lambda: DotProductAttention(16, window_size=(4, 0), attn_mask_type="no_mask"), "only causal .* has a window"),
     (lambda: attend("padding"), "needs an attention_mask"),
     (lambda: attend("causal", BOOL), "attention_mask is paddle.bool and .*'causal'"),

@@ -42,11 +42,11 @@ def test_compiles(tmp_path, file, capability):
     compile(FOLDER / file, capability, tmp_path)
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("interleaved, over_all", [(0, 0), (1, 1)])
 @pytest.mark.parametrize("file", ROTATING)
-def test_rotations_compile(tmp_path, file, interleaved):
+def test_rotations_compile(tmp_path, file, interleaved, over_all):
     for capability in (80, 90):
-        compile(FOLDER / file, capability, tmp_path, INTERLEAVED=interleaved)
+        compile(FOLDER / file, capability, tmp_path, INTERLEAVED=interleaved, OVER_ALL=over_all)
 
 
 @pytest.mark.parametrize("file, name, tiling, more", [(file, *cast) for file in CASTS for cast in CASTS[file]])

@@ -10,68 +10,89 @@ from tests.unit.native.test_rope import address, aligned, rotated, split
 EPSILON = 1e-3
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["halves", "interleaved"])
-def interleaved(request):
+@pytest.fixture(
+    scope="module", params=[(0, 0), (1, 0), (0, 1), (1, 1)], ids=["heads", "interleaved", "all", "all interleaved"]
+)
+def options(request):
+    """Whether it is interleaved, and over all heads."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def on_cpu(gxx, tmp_path_factory, interleaved):
-    return OnCPU(gxx, tmp_path_factory.mktemp("qk_norm"), "qk_norm.cu", INTERLEAVED=int(interleaved))
+def on_cpu(gxx, tmp_path_factory, options):
+    defines = dict(zip(("INTERLEAVED", "OVER_ALL"), options, strict=True))
+    return OnCPU(gxx, tmp_path_factory.mktemp("qk_norm"), "qk_norm.cu", **defines)
 
 
 @pytest.fixture
 def te(on_cpu, monkeypatch):
-    monkeypatch.setattr(qk_norm, "kernel", lambda *key, INTERLEAVED: key)
+    monkeypatch.setattr(qk_norm, "kernel", lambda *key, **_: key)
     monkeypatch.setattr(qk_norm, "_BLOCKS", 3)  # fewer than there are tokens in some cases
     return on_cpu
 
 
 @pytest.fixture(
-    params=[(2, 4, 4, 4, 16), (1, 7, 6, 2, 24), (1, 2, 40, 8, 128), (1, 3, 3, 1, 256), (1, 3, 4, 2, 128, 96)]
+    params=[(2, 4, 4, 4, 16), (1, 7, 6, 2, 24), (1, 2, 10, 2, 128), (1, 3, 3, 1, 256), (1, 3, 4, 2, 128, 96)]
 )
-def case(request, seed, interleaved):
+def case(request, seed, options):
     """(packed q, k, v [b, s, heads, d], angles, both weights, the kernels' sizes, turn)."""
     b, s, heads, kv_heads, d, *width = request.param
-    random, turn = np.random.default_rng(seed), rope.Turn(*width or [None], interleaved)
+    random, turn = np.random.default_rng(seed), rope.Turn(*width or [None], bool(options[0]))
     half = random.uniform(-50, 50, (s, (turn.width or d) // 2)).astype("float32")
     angles, qkv = aligned((s, turn.width or d)), aligned((b, s, heads + 2 * kv_heads, d))
     angles[:], qkv[:] = np.concatenate([half, half], axis=1), random.standard_normal(qkv.shape)
-    weights = [aligned((d,)) for _ in range(2)]
+    weights = [aligned((n, d) if options[1] else (d,)) for n in (heads, kv_heads)]
     for weight in weights:
-        weight[:] = random.uniform(0.5, 1.5, d)
+        weight[:] = random.uniform(0.5, 1.5, weight.shape)
     return qkv, angles, weights, (b * s, s, heads, kv_heads, d, DType.FLOAT32), turn
 
 
-def norm_of(weights, zero_centered=False):
-    return qk_norm.QKNorm(*map(address, weights), EPSILON, zero_centered)
+def norm_of(weights, zero_centered=False, ranks=1):
+    over_all = weights[0].ndim == 2
+    return qk_norm.QKNorm(*map(address, weights), EPSILON, zero_centered, over_all, ranks)
+
+
+def rows(x, weight):
+    """x [b, s, heads, d] as rows that are normed, and the weights beside them."""
+    return (x.reshape(*x.shape[:2], 1, -1), weight.ravel()) if weight.ndim == 2 else (x, weight)
 
 
 def normed(x, weight):
-    x = x.astype("float64")
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
+    shape, (x, weight) = x.shape, rows(x.astype("float64"), weight)
+    return (x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight).reshape(shape)
 
 
 def norm_backward(dy, x, weight):
-    """(dx, dweight) by the Jacobian of each head."""
-    x, d = x.astype("float64"), x.shape[-1]
+    """(dx, dweight), from the derivative of each row by each of its numbers."""
+    shape, of_weight = x.shape, weight.shape
+    (x, weight), (dy, _) = rows(x.astype("float64"), weight), rows(dy, weight)
+    d = x.shape[-1]
     r = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
     jacobian = r[..., None] * np.eye(d) - r[..., None] ** 3 / d * x[..., :, None] * x[..., None, :]
     dx = np.einsum("...i,...ij->...j", dy * weight, jacobian)
-    return dx, (dy * x * r).reshape(-1, d).sum(0)
+    return dx.reshape(shape), (dy * x * r).reshape(-1, d).sum(0).reshape(of_weight)
 
 
-@pytest.mark.parametrize("zero_centered", [False, True])
-@pytest.mark.parametrize("rotates", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
+def summed(te, norm, grads, qkv, angles, sizes, turn):
+    """The address of what `sums` makes, twice as much for two ranks, and its memory; 0 for norms of each head."""
+    if not norm.over_all:
+        return 0, None
+    memory = aligned((sizes[0], 4))
+    norm.sums(te, te, grads, qkv, address(memory), angles, *sizes, turn)
+    memory *= norm.ranks
+    return address(memory), memory
+
+
+@pytest.mark.parametrize("packed, rotates, zero_centered", [(True, True, False), (False, False, True)])
 def test_forward(te, case, packed, rotates, zero_centered):
     qkv, angles, weights, sizes, turn = case
     _, _, heads, kv_heads, _, _ = sizes
     out = aligned(qkv.shape)
     parts = [aligned(part.shape) for part in split(qkv, heads, kv_heads)]
     target = address(out) if packed else tuple(map(address, parts))
-    given = address(qkv), target, address(angles) if rotates else 0, *sizes, turn
-    norm_of(weights, zero_centered).forward(te, te, *given)
+    angles_at, norm = address(angles) if rotates else 0, norm_of(weights, zero_centered, ranks=2)
+    sums, _kept = summed(te, norm, None, address(qkv), angles_at, sizes, turn)
+    norm.forward(te, te, address(qkv), target, angles_at, *sizes, turn, sums)
     got = split(out, heads, kv_heads) if packed else parts
     *of_heads, v = split(qkv, heads, kv_heads)
     for x, weight, found in zip(of_heads, weights, got, strict=False):
@@ -81,9 +102,9 @@ def test_forward(te, case, packed, rotates, zero_centered):
     np.testing.assert_array_equal(got[2], v)
 
 
-@pytest.mark.parametrize("zero_centered", [False, True])
-@pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    "packed, trained, zero_centered", [(True, False, True), (False, True, True), (True, True, False)]
+)
 def test_backward(te, case, seed, packed, trained, zero_centered):
     qkv, angles, weights, sizes, turn = case
     tokens, _, heads, kv_heads, d, dtype = sizes
@@ -94,15 +115,17 @@ def test_backward(te, case, seed, packed, trained, zero_centered):
         part[:] = values
     wanted = [part.copy() for part in of_parts]
     dqkv = dy if packed else aligned(qkv.shape)
-    partials = aligned((qk_norm.partial_bytes(tokens, d) // 4,))
+    numbers = [weight.size for weight in weights]
+    partials = aligned((qk_norm.partial_bytes(tokens, sum(numbers)) // 4,))
     given = address(dqkv) if packed else tuple(map(address, of_parts)), address(qkv), address(dqkv)
-    given = *given, address(partials) if trained else 0, address(angles), *sizes, turn
-    norm_of(weights, zero_centered).backward(te, te, *given)
+    norm = norm_of(weights, zero_centered, ranks=2)
+    sums, _kept = summed(te, norm, *given[:2], address(angles), sizes, turn)
+    norm.backward(te, te, *given, address(partials) if trained else 0, address(angles), *sizes, turn, sums)
     *got, dv = split(dqkv, heads, kv_heads)
     np.testing.assert_array_equal(dv, wanted[2])
-    of_weights = [aligned((d,)) for _ in range(2)]
+    of_weights = [aligned(weight.shape) for weight in weights]
     if trained:
-        qk_norm.weight_gradients(te, te, address(partials), *map(address, of_weights), tokens, d, dtype)
+        qk_norm.weight_gradients(te, te, address(partials), *map(address, of_weights), tokens, numbers, dtype)
     else:
         assert np.isnan(partials).all()
     parts = zip(split(qkv, heads, kv_heads), wanted, weights, got, of_weights, strict=False)
