@@ -176,7 +176,8 @@ def test_runs_of_fine_tuning_share_files_with_those_of_their_size_only(tmp_path)
     read = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
     assert [(config["vocab_size"], config["num_key_value_heads"]) for config in read] == [(128256, 8), (32000, 32)]
     assert (model("lora-8b-x1-fp8-base"), model("sft-7b-x1-2-rows")) == (first, second)
-    longer = replace(throughput.LLAMA_3_8B, dims=replace(throughput.LLAMA_3_8B.dims, sequence=4096))
+    size = throughput.MODELS["llama-3-8b"]
+    longer = replace(size, dims=replace(size.dims, sequence=4096))
     assert model("lora-8b-x1", size=longer) != first
 
 

@@ -183,7 +183,9 @@ def test_precisions():
         assert "--quantize.linear.float8.filter_fqns output" in flags[name]
 
 
-@pytest.mark.parametrize("size", [throughput.LLAMA_3_8B, throughput.LLAMA_2_7B, throughput.EIGHT_B.tiny.size])
+@pytest.mark.parametrize(
+    "size", [*map(throughput.MODELS.get, ("llama-3-8b", "llama-2-7b")), throughput.RUNS["8b-x1-compact"].tiny.size]
+)
 def test_its_mlp_is_as_wide_as_ours(size):
     """By the rule of torchtitan 0.2.2's FeedForward, which gets 4 · dim."""
     model = titan.TitanRun(size).model_arguments
