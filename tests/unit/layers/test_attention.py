@@ -9,6 +9,9 @@ import pytest
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import DotProductAttention, MultiHeadAttention, RotaryPositionEmbedding, TransformerLayer
+from paddle_te.ops import get_ops
+from paddle_te.ops.heads import Heads
+from paddle_te.ops.norms import QKNorm
 from tests import emulated_te
 from tests.layer_cases import weights
 from tests.mask_cases import (
@@ -24,6 +27,7 @@ from tests.mask_cases import (
     check_mask,
     queries_that_see,
 )
+from tests.thread_ranks import Group, Rank
 
 HIDDEN = 40
 NORM = dict(qk_norm_type="RMSNorm")
@@ -151,6 +155,27 @@ def test_ranks_that_share_heads_sum_the_gradients_of_their_norms(monkeypatch, se
         grads.append([parameter.grad.clone() for parameter in (layer.q_norm.weight, layer.layernorm_qkv.weight)])
     (norm, weight), (norm_of_ranks, weight_of_rank) = grads
     assert (norm_of_ranks == 2 * norm).all() and (weight_of_rank == weight).all()
+
+
+def test_ranks_that_share_heads_norm_them_together(seed):
+    """pd's op on two ranks gives what it gives on one, with its gradients. te's: tests/unit/ops/test_te_parallel.py."""
+    draw, group = np.random.default_rng(seed).standard_normal, Group(2)
+    shapes = [B, S, 4, 8], [B, S, 4, 8], [B, S, 4, 8], [4, 8], [4, 8]
+    q, k, dy, *weights = (draw(shape).astype("float32") for shape in shapes)
+
+    def run(heads, ranks=None):
+        """q, k and the gradients of what they are made of, of these heads."""
+        parts = q[:, :, heads], k[:, :, heads], *(weight[heads].ravel() for weight in weights)
+        parts = [paddle.to_tensor(np.ascontiguousarray(part), stop_gradient=False) for part in parts]
+        norm, n = QKNorm(*parts[2:], 1e-3, True, True, ranks), parts[0].shape[2]
+        qkv = paddle.concat([*parts[:2], parts[1].detach()], 2).flatten(2)
+        *normed, _ = get_ops("paddle").rotary_qkv(qkv, None, Heads(n, n, norm))
+        paddle.autograd.backward(normed, [paddle.to_tensor(np.ascontiguousarray(dy[:, :, heads]))] * 2)
+        return [part.numpy().reshape([-1, n, 8]) for part in (*normed, *(part.grad for part in parts))]
+
+    of_ranks = group.run(lambda rank: run(slice(2 * rank, 2 * rank + 2), Rank(group, rank, 2, True)))
+    for want, *got in zip(run(slice(None)), *of_ranks, strict=True):
+        np.testing.assert_allclose(np.concatenate(got, 1), want, atol=2e-5)
 
 
 def attend(mask_type, *mask, **options):

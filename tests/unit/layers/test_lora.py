@@ -28,12 +28,13 @@ def test_dropout_of_the_mlp_is_that_without_lora(seed, names):
 
 
 @pytest.mark.parametrize("recipe, bound", [("16bits", 0.03), ("delayed", 0.12), ("current", 0.12), ("block", 0.12)])
-@pytest.mark.parametrize("norms", ["after", "both"])
-def test_te_computes_what_pd_does_with_norms_behind(seed, monkeypatch, norms, recipe, bound):
+@pytest.mark.parametrize("norms, over", [("after", "all"), ("both", "head")])
+def test_te_computes_what_pd_does_with_all_norms(seed, monkeypatch, norms, over, recipe, bound):
     emulated_te.install(monkeypatch.setattr)
+    shared = dict(norms=norms, qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over=over)
     for options in ({}, dict(recompute_modules=("layernorm", "mlp_act"))):
         want, got = (
-            train(seed, backend, RECIPES[recipe], "lora", norms=norms, **options)
+            train(seed, backend, RECIPES[recipe], "lora", **shared, **options)
             for backend in ("paddle", "transformer_engine")
         )
         assert any("lora" in name for name in want)

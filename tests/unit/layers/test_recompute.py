@@ -16,6 +16,8 @@ from tests.poison import poison_allocations
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
 BATCH, TOKENS, STEPS, MICRO_BATCHES = 2, 32, 2, 2
 LLAMA, GPT = {}, dict(bias=True, normalization="LayerNorm", activation="gelu")
+OLMO = dict(norms="after", qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all")
+BOTH = dict(norms="both", rotary_pos_interleaved=True, qk_norm_type="RMSNorm", qk_norm_before_rope=True)
 SINGLE = [(name,) for name in RECOMPUTE_MODULES]
 TOGETHER = [("layernorm", "mlp_act", "core_attn"), ("layernorm", "mlp")]  # all that can be at the same time
 DELAYED, CURRENT = fp8.DelayedScaling(amax_history_len=2), fp8.Float8CurrentScaling()
@@ -71,8 +73,8 @@ def train(seed, backend, parts, recipe, micro_batches, **options):
 @pytest.mark.parametrize("recipe", [None, DELAYED, CURRENT], ids=["16bits", "delayed", "current"])
 @pytest.mark.parametrize(
     "options, micro_batches",
-    [(dict(fuse_wgrad_accumulation=True), 2), (GPT, 1), (dict(norms="after"), 1), (dict(norms="both"), 1)],
-    ids=["llama", "gpt", "norms after", "norms on both sides"],
+    [(dict(fuse_wgrad_accumulation=True), 2), (GPT, 1), (OLMO, 1), (BOTH, 1)],
+    ids=["llama", "gpt", "olmo", "norms on both sides"],
 )
 def test_te_gives_the_same_bits(seed, options, micro_batches, recipe):
     """With two micro-batches, whose fp8 weights are kept and whose main gradients are added up, and with one."""
