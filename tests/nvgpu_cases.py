@@ -170,6 +170,7 @@ CASES = {
     "one_hot": (lambda i: F.one_hot(i, 5), [index([0, 4, 2])]),
     "gather": (lambda x, i: paddle.gather(x, i, axis=1), [(3, 5, 2), index([4, 0, 0])]),
     "index_select": (lambda x, i: paddle.index_select(x, i, axis=0), [(5, 2), index([4, 0, 0])]),
+    "index_sample": (paddle.index_sample, [(3, 5), index([[4, 0], [0, 0], [2, 4]])]),
     "advanced index": (lambda x, i: x[i], [(6, 3), index([[0, 5], [-1, 2]])]),
     "advanced index inner": (lambda x, i: x[:, i], [(2, 6, 3), index([0, 5, -1])]),
     "advanced index pair": (lambda x, i, j: x[i, j], [(4, 6, 3), index([0, 3]), index([5, -2])]),

@@ -20,6 +20,8 @@
 #include "paddle/phi/kernels/gather_grad_kernel.h"
 #include "paddle/phi/kernels/gather_nd_grad_kernel.h"
 #include "paddle/phi/kernels/gather_nd_kernel.h"
+#include "paddle/phi/kernels/index_sample_grad_kernel.h"
+#include "paddle/phi/kernels/index_sample_kernel.h"
 #include "paddle/phi/kernels/index_select_grad_kernel.h"
 #include "paddle/phi/kernels/layer_norm_grad_kernel.h"
 #include "paddle/phi/kernels/layer_norm_kernel.h"
@@ -212,6 +214,8 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
   X(gather_grad, GatherGradKernel)                  \
   X(gather_nd, GatherNdKernel)                      \
   X(gather_nd_grad, GatherNdGradKernel)             \
+  X(index_sample, IndexSampleKernel)                \
+  X(index_sample_grad, IndexSampleGradKernel)       \
   X(index_select_grad, IndexSelectGradKernel)       \
   X(layer_norm, LayerNormKernel)                    \
   X(layer_norm_grad, LayerNormGradKernel)           \
