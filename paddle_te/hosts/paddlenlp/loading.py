@@ -222,14 +222,13 @@ def check_token_ids(rows, config):
 def load_config(folder, backend="none", **settings):
     """PaddleNLP's configuration of the checkpoint in `folder` for a run with `backend`; settings override it.
 
-    Raises FileNotFoundError, ValueError for an unknown backend, CheckpointError (a ValueError) for an unfit folder: the
-    layout must be the backend's or Hugging Face's.
+    Its weights are not looked at. Raises FileNotFoundError, and ValueError for an unknown backend or a config.json that
+    says what it may not.
     """
     check_backend_name(backend)
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of a checkpoint")
     config = read_config(folder, backend)
-    check_layout(folder, "native" if backend == "none" else "te", hf=True)
     # a checkpoint of another run brings that run's flags along
     own = dict(transformer_engine_backend=backend, use_fp8=False, fp8_lm_head=False, sequence_parallel=False)
     own |= dict(tensor_parallel_degree=1, pipeline_parallel_degree=1, virtual_pp_degree=1)
@@ -242,7 +241,7 @@ def load_config(folder, backend="none", **settings):
 def load_model(folder, backend="none", dtype="float32", verify=FULL, adapter=None, **settings):
     """The model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
 
-    verify, adapter: as `from_pretrained`'s. Raises what `check_backend` and `load_config` raise.
+    verify, adapter: as `from_pretrained`'s. Raises what `check_backend`, `load_config` and `from_pretrained` raise.
     """
     check_backend(backend, dtype, settings.get("use_fp8", False))
     config = load_config(folder, backend, **settings)

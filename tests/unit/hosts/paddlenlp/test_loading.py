@@ -21,6 +21,7 @@ from paddle_te.hosts.paddlenlp.loading import (
 )
 from paddle_te.models.pipeline import _whole_name
 from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights import folder as folders
 from tests import emulated_te
 from tests.small_models import first
 from tests.te_weights import relative
@@ -52,6 +53,14 @@ def test_files_of_single_ranks_are_read_whole(folder, tmp_path, backend, mode):
     assert (tmp_path / "ranks/model_state.tp01_pp01.pdparams").is_file()
     ids = paddle.randint(0, 96, [2, 9])
     assert relative(load_model(tmp_path / "ranks", backend)(ids), load_model(folder, "paddle")(ids)) < 1e-5
+
+
+def test_weights_are_opened_once(monkeypatch, tmp_path, seed):
+    opened, opens = [], folders.open_checkpoint
+    monkeypatch.setattr(folders, "open_checkpoint", lambda *args: opened.append(args) or opens(*args))
+    LlamaForCausalLM(tiny_config()).save_pretrained(str(tmp_path))
+    load_model(tmp_path, "paddle")
+    assert len(opened) == 1
 
 
 def test_quantized_as_they_are_read(tmp_path, seed):
