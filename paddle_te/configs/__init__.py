@@ -78,8 +78,18 @@ def resolve(name_or_path: str) -> Path:
     problem = "a folder without config.json" if folder.is_dir() else "neither a folder nor a known model"
     raise ValueError(
         f"{name_or_path!r} is {problem}; give a folder with config.json, PaddleNLP's or Hugging Face's, or one of: "
-        + ", ".join(known_names())
+        + _listed(known_names())
     )
+
+
+def _listed(names: list[str]) -> str:
+    """Return names in one line, of which those that differ from the one before in their end are written as "-72B"."""
+    shown, before = list[str](), ""
+    for name in names:
+        stem, _, end = name.rpartition("-")
+        shown.append(f"-{end}" if stem and stem == before else name)
+        before = stem
+    return ", ".join(shown)
 
 
 def name_of(name_or_path: str) -> str:

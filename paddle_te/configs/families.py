@@ -55,6 +55,7 @@ class Family:
 LLAMA = Family("llama", "Llama")
 QWEN2 = Family("qwen2", "Qwen2", biases="qkv")
 MISTRAL = Family("mistral", "Mistral", window=True)
+QWEN3 = Family("qwen3", "Qwen3", qk_norm="head")
 GPT = Family(
     "gpt",
     "GPT",
@@ -67,7 +68,7 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL, GPT)}
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, MISTRAL, GPT)}
 
 
 def value(config: Config, name: str, default: Any = None) -> Any:

@@ -17,6 +17,7 @@ from paddle_te.configs.families import FAMILIES, Family, family_of
 from paddle_te.configs.others import CHANGING, OTHER_WORDS, WITHOUT_MEANING, changes_nothing
 from paddle_te.configs.rope import scaling_of
 from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, Key, keys_of, words_of
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP, no_class
 from paddle_te.options import LAYER_OPTIONS
 from paddle_te.options.removed import REMOVED
 from paddle_te.typed import NotAsDeclared, short
@@ -233,6 +234,8 @@ def check_computed(config: ModelConfig, backend: str | None = None) -> None:
     backend: the one that must compute it, "none", "paddle" or "transformer_engine" (pd, te); None: either.
     """
     try:
+        if backend == "none" and config.family.model_type not in PADDLENLP:
+            raise ConfigError(no_class(config.family.title))
         for name, key in keys_of(type(config.record)).items():
             _check_only(config, name, key, backend)
         _check_head_dim(config)
@@ -256,6 +259,8 @@ def _check_only(config: ModelConfig, name: str, key: Key, backend: str | None) -
 
 def _check_head_dim(config: ModelConfig) -> None:
     record = config.record
+    if config.family.model_type not in PADDLENLP:  # whose models are ours
+        return
     size = record.hidden_size // record.num_attention_heads
     if getattr(record, "head_dim", None) not in (None, size) or record.hidden_size % record.num_attention_heads:
         raise ConfigError(

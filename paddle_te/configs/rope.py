@@ -30,7 +30,12 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
     "yarn": ("factor", _LENGTH),
 }
-_NO_FORMULA = ("rope_theta", "truncate", "finetuned")  # and true is what truncate means where it is left out
+_NO_FORMULA = (
+    "rope_theta",
+    "truncate",
+    "finetuned",
+    "attn_factor",
+)  # and true is what truncate means where it is left out
 _RAMPS = (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow"))
 _PADDLENLP = {"linear": "linear", "ntk": "ntk", "dynamic": "dynamic_ntk"}  # kind: rope_scaling_type
 

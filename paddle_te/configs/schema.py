@@ -93,6 +93,8 @@ class Scaling:
     partial_rotary_factor: float | None = field(default=None, metadata={"bounds": Bounds(above=0, most=1)})
     truncate: bool | None = field(default=None, metadata={"bounds": Bounds(among=(True,))})
     finetuned: bool | None = None  # says how the weights came to be
+    # vLLM's: it multiplies yarn's own factor. transformers leaves it out, and so do the layers here.
+    attn_factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,14 @@ class Qwen2(Rotary):
 
 
 @dataclass(frozen=True)
+class Qwen3(Qwen2):
+    """config.json of model_type qwen3."""
+
+    head_dim: int = count("width of a head, an even number", WIDTH, "numbers", 128)
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+
+
+@dataclass(frozen=True)
 class Mistral(Rotary):
     """config.json of model_type mistral."""
 
@@ -282,7 +292,7 @@ class Gpt(Decoder):
     add_cross_attention: bool = switch("attention to an encoder's output", (False,), written_by=TRANSFORMERS)
 
 
-SCHEMAS: dict[str, type[Decoder]] = {"llama": Llama, "qwen2": Qwen2, "mistral": Mistral, "gpt": Gpt}
+SCHEMAS: dict[str, type[Decoder]] = {"llama": Llama, "qwen2": Qwen2, "qwen3": Qwen3, "mistral": Mistral, "gpt": Gpt}
 
 
 def keys_of(record: type[Decoder]) -> dict[str, Key]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
-from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP as CAPABILITIES
+from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 from paddle_te.job.doors import SCRIPT, Door, word
 from paddle_te.job.record import FINETUNE, PRETRAIN, Job
 from paddle_te.options.option import Option
@@ -437,7 +437,7 @@ LAYOUT_RULES = (
         "--device cpu",
     ),
     Rule(
-        lambda job: job.pp > 1 and job.model and not CAPABILITIES[job.model.family.model_type].pipeline,
+        lambda job: job.pp > 1 and job.model and not has_pipeline(job.model.family.model_type),
         "{pipeline_parallel_degree}: PaddleNLP has no pipeline for {family}",
         "it must be 1",
         "x2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2 --model_name_or_path mistral-7b-v0.1",

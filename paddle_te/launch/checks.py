@@ -15,15 +15,20 @@ from paddle_te import configs
 from paddle_te.configs.reading import unknown_keys
 from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.host import PADDLEFORMERS
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
 from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
 
-# Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
-TOKENIZERS = [name for name in configs.known_names() if "/" in name]
-TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
+
+@cache
+def _tokenizers() -> list[str]:
+    """Return the tokenizers that PaddleNLP knows by name and downloads; any other one is a folder."""
+    models = [name for name in configs.known_names() if "/" in name]
+    theirs = [name for name in models if configs.read_model(name).family.model_type in PADDLENLP]
+    return theirs + [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
 
 
 def read_config(args: argparse.Namespace) -> dict:
@@ -104,8 +109,8 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
         check_tokenizer_folder(folder)
         return str(folder.absolute())
     full = configs.canonical(name) or name
-    if full not in TOKENIZERS:
-        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
+    if full not in _tokenizers():
+        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(_tokenizers())}")
     return full
 
 
@@ -127,7 +132,7 @@ def _own_tokenizer(args: argparse.Namespace) -> str:
     if (folder / "config.json").is_file():
         own = args.model_name if _has_tokenizer(folder) else None
     else:
-        own = known if known in TOKENIZERS else None
+        own = known if known in _tokenizers() else None
     if own is None and not args.MOCK_DATA:
         raise LaunchError(
             f"tokenizer_name: {args.model_name!r} comes without a tokenizer; give the folder of the one with which the "

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paddle_te.configs.spec import spec_of
-from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
+from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 
 MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
 
@@ -67,7 +67,7 @@ class Model:
             spec.positions if spec.learned_positions else 0,
             any(layer.attention.window for layer in spec.layers),
             attention.qk_norm,
-            PADDLENLP[spec.family.model_type].pipeline,
+            has_pipeline(spec.family.model_type),
         )
 
     @cached_property

@@ -392,6 +392,9 @@ def _target_layout(checkpoint: Checkpoint, mode: str, *fuse: bool | None) -> Lay
     given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
     tied = is_tied(checkpoint.config)
     kind, family = MODES[mode][1] or checkpoint.layout.kind, checkpoint.layout.family
+    if kind == "pd" and family.model_type not in PADDLENLP:
+        ways = "hf2te or te2hf"
+        raise CheckpointError(f"--mode {mode}: PaddleNLP has no class for {family.title}, and so no layout; use {ways}")
     if kind == "pd" and not PADDLENLP[family.model_type].fused and any(given.values()):
         raise CheckpointError(f"--{next(iter(given))}: PaddleNLP's {family.title} has no fused weights")
     if kind == "pd":

@@ -26,6 +26,7 @@ import numpy as np
 
 from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied
 from paddle_te.configs.spec import ModelSpec, spec_of
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights.names import FUSED, HF, NATIVE, Names
 from paddle_te.weights.tensors import CheckpointError, Shape
 
@@ -222,8 +223,8 @@ def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
 
 
 def layouts_of(family: Family, tied: bool = False) -> list[Layout]:
-    """Return all layouts of a Family."""
-    fused = [(qkv, ffn) for qkv in (False, True) for ffn in (False, True)]
+    """Return all layouts of a Family: PaddleNLP's own where it has a class of it."""
+    fused = [(qkv, ffn) for qkv in (False, True) for ffn in (False, True)] if family.model_type in PADDLENLP else []
     native = [native_layout(*flags, tied, family) for flags in fused]
     return [te_layout(tied, family), *native, hf_layout(family=family)]
 

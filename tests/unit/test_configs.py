@@ -12,16 +12,18 @@ from paddle_te import configs
 
 
 def parameters(config):
-    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, and all in GPT."""
+    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's q and k
+    norms of a head, and all of GPT's have biases."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config["model_type"] == "gpt":
         ffn = config["intermediate_size"]
         layer = 4 * hidden * hidden + 2 * hidden * ffn + 9 * hidden + ffn
         embeddings = (config["vocab_size"] + config["max_position_embeddings"]) * hidden
         return config["num_hidden_layers"] * layer + embeddings + 2 * hidden
-    kv = hidden // heads * config["num_key_value_heads"]
-    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * config["intermediate_size"] + 2 * hidden
-    layer += (hidden + 2 * kv) * (config["model_type"] == "qwen2")
+    head = config.get("head_dim", hidden // heads)
+    q, kv = head * heads, head * config["num_key_value_heads"]
+    layer = 2 * hidden * (q + kv) + 3 * hidden * config["intermediate_size"] + 2 * hidden
+    layer += {"qwen2": q + 2 * kv, "qwen3": 2 * head}.get(config["model_type"], 0)
     embeddings = 1 if config["tie_word_embeddings"] else 2
     return config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden + hidden
 
@@ -46,6 +48,13 @@ def parameters(config):
         ("Qwen/Qwen2.5-14B", 14_770_033_664),
         ("Qwen/Qwen2.5-32B", 32_763_876_352),
         ("Qwen/Qwen2.5-72B", 72_706_203_648),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-1.7B", 1_720_574_976),
+        ("Qwen/Qwen3-4B", 4_022_468_096),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("Qwen/Qwen3-14B", 14_768_307_200),
+        ("Qwen/Qwen3-32B", 32_762_123_264),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", 8_190_735_360),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 14_770_033_664),
@@ -111,6 +120,7 @@ def test_paddlenlp_reads_every_configuration(name):
         ("llama-3.2-1b", "meta-llama/Llama-3.2-1B"),
         ("META-LLAMA/llama-2-13B", "meta-llama/Llama-2-13b"),
         ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
+        ("qwen3-8b", "Qwen/Qwen3-8B"),
         ("mistral-7b-v0.1", "mistralai/Mistral-7B-v0.1"),
         ("deepseek-r1-distill-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
     ],
@@ -192,7 +202,9 @@ def test_broken_configurations(tmp_path):
 
 def test_a_family_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(configs.read("tiny-llama-demo") | {"model_type": "gemma2"}))
-    with pytest.raises(ValueError, match="config.json: model_type='gemma2' is not supported.*: llama, qwen2, mistral"):
+    with pytest.raises(
+        ValueError, match="config.json: model_type='gemma2' is not supported.*: llama, qwen2, qwen3, mistral"
+    ):
         configs.read(str(tmp_path))
 
 

@@ -1,6 +1,7 @@
 """What PaddleNLP's own classes have, family by family: what runs with backend none, and what their weights can be.
 
-Imports nothing, so that launcher, planner and converter may read it.
+Imports nothing, so that launcher, planner and converter may read it. A family that is not in the table has a model
+class of ours only (`hosts.paddlenlp.own_model`).
 """
 
 from __future__ import annotations
@@ -30,3 +31,16 @@ PADDLENLP = {
     "mistral": Capabilities(pipeline=False, sequence_parallel=False, fused=False, packed=False),
     "gpt": Capabilities(packed=False),
 }
+
+
+def has_pipeline(model_type: str) -> bool:
+    """Whether there is a pipeline model of a family: PaddleNLP's, or ours where PaddleNLP has no class."""
+    return model_type not in PADDLENLP or PADDLENLP[model_type].pipeline
+
+
+def no_class(title: str) -> str:
+    """Why a family, by its title, does not run with backend none."""
+    return (
+        f"backend none: PaddleNLP has no class for {title}; use pd (paddle) or te (transformer_engine), which compute "
+        "it with a model of this project"
+    )

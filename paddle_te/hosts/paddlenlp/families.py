@@ -7,13 +7,16 @@ from paddlenlp import transformers
 from paddle_te.configs.families import family_of
 from paddle_te.configs.rope import check_paddlenlps_layers
 from paddle_te.configs.spec import spec_of
-from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
+from paddle_te.hosts.paddlenlp import own_model
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP, no_class
 from paddle_te.models.backend import check_backend_name
 from paddle_te.models.context_parallel import sequence_ranks
 
 
 def config_class(family):
-    """PaddleNLP's class for the configurations of a Family."""
+    """The class for the configurations of a Family: PaddleNLP's, or ours where it has none."""
+    if family.model_type not in PADDLENLP:
+        return own_model.config_class(family)
     return getattr(transformers, f"{family.title}Config")
 
 
@@ -70,6 +73,10 @@ def model_class(config, pipeline=False):
     """
     backend, family = config.transformer_engine_backend, family_of(config)
     check_backend_name(backend)
+    if family.model_type not in PADDLENLP:
+        if backend == "none":
+            raise ValueError(no_class(family.title))
+        return own_model.model_class(family, pipeline)
     if pipeline and not PADDLENLP[family.model_type].pipeline:
         raise ValueError(f"PaddleNLP has no pipeline for {family.title}: leave --pipeline_parallel_degree at 1")
     if sequence_ranks(config) > 1 and family.learned_positions:

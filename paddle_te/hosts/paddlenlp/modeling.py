@@ -1,7 +1,7 @@
 """The switch: PaddleNLP's models built with TE's decoder layers. Each family mixes these classes into PaddleNLP's."""
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import paddle
@@ -84,8 +84,10 @@ class TELMHead:
         return self._logits(hidden_states, tensor_parallel_output)
 
     def _theirs_gathers(self):
-        """Whether PaddleNLP's head makes sequences of what sequence parallelism leaves."""
-        theirs = PADDLENLP[family_of(self.config).model_type]
+        """Whether PaddleNLP's own head of the family makes sequences of what sequence parallelism leaves."""
+        theirs = PADDLENLP.get(family_of(self.config).model_type)
+        if theirs is None:  # a model of ours
+            return False
         return not self.config.sequence_parallel or theirs.sequence_parallel and theirs.segment_parallel
 
     def _with_ranks(self, hidden_states):
@@ -190,9 +192,8 @@ def _take_over_embeddings(model):
 
 def _take_over_norms(model):
     """Those that are left where our decoder layers have their own: the one before the head."""
-    family = family_of(model.config)
-    is_layer_norm = family.normalization == "LayerNorm"
-    paddlenlps = paddle.nn.LayerNorm if is_layer_norm else getattr(model.host_module, f"{family.title}RMSNorm")
+    is_layer_norm = family_of(model.config).normalization == "LayerNorm"
+    paddlenlps = paddle.nn.LayerNorm if is_layer_norm else model.part("RMSNorm")
     for layer in model.sublayers():
         if isinstance(layer, paddlenlps):
             layer.config = model.config  # Mistral's has none
@@ -291,10 +292,21 @@ def causal_mask_only():
 class _TEModel:
     """What the plain and the pipeline model share.
 
-    host_module, decoder_class: as `replace_decoder_layers` reads them.
+    host_module, decoder_class: as `replace_decoder_layers` reads them. A model of ours has neither, as it makes its
+    layers itself. parts_module, parts_title: where PaddleNLP's classes are that it makes the rest of, and what their
+    names begin with; None: host_module, the family's title.
     """
 
-    host_module = decoder_class = None
+    host_module = decoder_class = parts_module = parts_title = None
+
+    def part(self, name):
+        """PaddleNLP's class of that name, without its family's title, which this model is made of."""
+        title = self.parts_title or family_of(self.config).title
+        return getattr(self.parts_module or self.host_module, title + name)
+
+    def making(self):
+        """The context in which PaddleNLP's constructor makes our layers."""
+        return replace_decoder_layers(type(self)) if self.decoder_class else nullcontext()
 
     @classmethod
     def _get_tensor_parallel_mappings(cls, config, is_split=True):
@@ -312,7 +324,7 @@ class TEForCausalLM(_TEModel):
 
     def __init__(self, config):
         check_fp8_lm_head(config)
-        with replace_decoder_layers(type(self)):
+        with self.making():
             super().__init__(config)
         take_over(self.lm_head, TELMHead)
         take_over(self.criterion, TECriterion)
@@ -403,9 +415,9 @@ class TEForCausalLMPipe(_TEModel):
 
     def __init__(self, config):
         check_fp8_lm_head(config)
-        with replace_decoder_layers(type(self)):
+        with self.making():
             super().__init__(config)
-        paddlenlps_head = getattr(self.host_module, f"{family_of(config).title}LMHeadPipe")
+        paddlenlps_head = self.part("LMHeadPipe")
         for head in self.sublayers():
             if isinstance(head, paddlenlps_head):  # the last stage's
                 take_over(head, TELMHeadPipe)

@@ -24,6 +24,16 @@ def mappings_of_tied_head(config, is_split):
     return {"lm_head.weight": _action(Split(0, (config.vocab_size,)), config, is_split)}
 
 
+def vocabulary_mappings(config, is_split):
+    """{name: action} of embedding and head of a model of ours; {} for a vocabulary that the ranks cannot share."""
+    if config.vocab_size % config.tensor_parallel_degree:
+        return {}
+    rows = Split(0, (config.vocab_size,))
+    head = rows if is_tied(config) else Split(1, (config.vocab_size,))
+    splits = {"embed_tokens.weight": rows, "lm_head.weight": head}
+    return {name: _action(split, config, is_split) for name, split in splits.items()}
+
+
 def layer_mappings(config, is_split):
     """{name: action} of every decoder layer's split weights, names without the family's prefix."""
     splits = layer_splits(te_layout(family=family_of(config)), Dims(spec_of(config)))

@@ -142,17 +142,23 @@ def read(folder, names, processes):
     return runs
 
 
-def save_random_model(folder, **changes):
-    """PaddleNLP's weights at random, biases too, in folder/native; changes: of folder/model's configuration, None: left
-    out."""
+def write_config(folder, changes):
+    """Writes folder/model's configuration, in which None leaves a key out, and draws a seed for its weights."""
     import paddle
-    from paddlenlp.transformers import AutoConfig, AutoModelForCausalLM
 
     paddle.seed(SEED)
     (folder / "model").mkdir(parents=True)
     config = json.loads((MODEL / "config.json").read_text()) | changes
     config = {key: value for key, value in config.items() if value is not None}
     (folder / "model/config.json").write_text(json.dumps(config))
+
+
+def save_random_model(folder, **changes):
+    """PaddleNLP's weights at random, biases too, in folder/native; changes: of folder/model's configuration."""
+    import paddle
+    from paddlenlp.transformers import AutoConfig, AutoModelForCausalLM
+
+    write_config(folder, changes)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder / "model")))
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # PaddleNLP makes them zeros
@@ -168,6 +174,25 @@ def make_initial_weights(folder, layers=6, **changes):
     convert(folder / "native", folder / "te", "pd2te", progress=False)
     te = str(folder / "te")
     return {"none": str(folder / "native"), "paddle": te, "transformer_engine": te, "model": str(folder / "model")}
+
+
+def make_own_weights(folder, **changes):
+    """As `make_initial_weights`, of a model that has a class of ours only."""
+    import paddle
+
+    from paddle_te.hosts.paddlenlp.families import model_class
+    from paddle_te.hosts.paddlenlp.loading import read_config
+
+    write_config(folder, changes)
+    config = read_config(folder / "model")
+    config.transformer_engine_backend = "paddle"
+    model = model_class(config)(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms, which are ones
+            parameter.set_value(1 + 0.1 * paddle.randn(parameter.shape))
+    model.save_pretrained(str(folder / "te"))
+    te = str(folder / "te")
+    return {"paddle": te, "transformer_engine": te, "model": str(folder / "model")}
 
 
 def loss_difference(got, want):

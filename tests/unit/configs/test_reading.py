@@ -14,6 +14,7 @@ from paddle_te.configs.families import FAMILIES
 from paddle_te.configs.reading import check_computed, model_config, read_file
 from paddle_te.configs.schema import SCHEMAS, keys_of
 from paddle_te.configs.translation import to_paddlenlp, to_transformers
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from tests.unit.configs.written import REAL, TRANSFORMERS
 
 LARGEST = "a whole number from 1 to"
@@ -245,7 +246,7 @@ FILES = [
     (b"\0" * 100, "is not JSON"),
     (
         b'{"model_type": ["llama"]}',
-        r": model_type=\['llama'\] is not supported; it may be one of: llama, qwen2, mistral",
+        r": model_type=\['llama'\] is not supported; it may be one of: llama, qwen2, qwen3, mistral",
     ),
     (b"{}", ": lacks vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads"),
 ]
@@ -312,7 +313,7 @@ def test_transformers_are_right(content):
     assert to_paddlenlp(again, "bfloat16") == native.content
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PADDLENLP)
 def test_paddlenlps_are_right(family):
     """Its classes' defaults are the schema's, all its keys are known, and what it saves is read."""
     from paddle_te.hosts.paddlenlp.families import config_class

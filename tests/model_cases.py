@@ -1,0 +1,42 @@
+"""Small models of the families that have a model class of ours: what transformers and ours compute the same numbers of.
+
+Imports nothing that either of the two needs, as `model_peers` runs where there is no Paddle.
+"""
+
+import zlib
+
+import numpy as np
+
+SIZES = dict(
+    vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64,
+)  # fmt: skip
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+# a name: what its config.json says in transformers' words, beside SIZES
+MODELS = {
+    "qwen3": dict(model_type="qwen3", head_dim=32, rope_theta=1e6),
+    "qwen3-tied": dict(model_type="qwen3", head_dim=8, tie_word_embeddings=True, rope_scaling=YARN),
+}
+LENGTH, PROMPT, NEW = 40, 7, 32
+
+
+def config(name):
+    """All that config.json says."""
+    return SIZES | MODELS[name]
+
+
+def weight(name, shape, seed):
+    """float32 of the weight of that name in transformers' model; large enough that tokens differ."""
+    values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
+    return 1 + 0.1 * values if "norm" in name and not name.endswith("bias") else 0.15 * values
+
+
+def tokens(seed):
+    """int64 [2, LENGTH + 1]."""
+    return np.random.default_rng([seed, 1]).integers(3, SIZES["vocab_size"], (2, LENGTH + 1))
+
+
+def digest(array):
+    """Of an array of several axes the products of its rows with a fixed vector, to keep files small."""
+    array = np.asarray(array, "float64")
+    return array if array.ndim < 2 else array @ np.cos(np.arange(array.shape[-1]))

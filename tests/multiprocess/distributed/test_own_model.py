@@ -1,0 +1,58 @@
+"""The model class of ours, as Qwen3, in layouts of several processes on nvgpu's host runtime: against one process.
+
+Heads are wider than hidden_size / num_attention_heads, q and k have norms, and the head is the embedding, of which the
+first and the last stage of a pipeline have copies.
+"""
+
+import pytest
+
+from tests.multiprocess.distributed import jobs
+
+QWEN3 = dict(model_type="qwen3", architectures=["Qwen3ForCausalLM"], head_dim=32, tie_word_embeddings=True)
+QWEN3 |= dict(bos_token_id=1, eos_token_id=2)
+EXACT, BF16, FP8 = (1e-5, 1e-5), (5e-3, 2e-2), (1e-2, 1e-1)
+# {layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume)}
+LAYOUTS = {
+    "sp_tp2_pp2": (
+        4,
+        {jobs.TP: 2, jobs.PP: 2, "sequence_parallel": "true"},
+        {"pd_tight": ("pd_tight", EXACT), "pd_fused": ("pd", EXACT), "te_fp8_head_wgrad": ("te_fp8", FP8)},
+        ["te_fp8_head_wgrad"],
+    ),
+    "pp3_vp2": (*jobs.LAYOUTS["pp3_vp2"], {"pd_full": ("pd", EXACT), "te_bf16": ("te_bf16", BF16)}, []),
+    "sep2_sharding1": (
+        4,
+        {jobs.SEP: 2, jobs.SHARDING: 2, "sharding": "stage1"},
+        {"pd_packed": ("pd_packed", EXACT), "pd_ring_core_attn": ("pd", EXACT), "te_bf16_full": ("te_bf16", BF16)},
+        ["pd_packed"],
+    ),
+    "sharding3": (*jobs.LAYOUTS["sharding3"], {"pd": ("pd", EXACT)}, ["pd"]),
+}
+
+
+@pytest.fixture(scope="module")
+def initial_weights(tmp_path_factory):
+    return jobs.make_own_weights(tmp_path_factory.mktemp("weights"), **QWEN3)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory, initial_weights, warm_host):
+    """{variant: Run} of one process."""
+    folder = tmp_path_factory.mktemp("reference")
+    names = {reference for _, _, variants, _ in LAYOUTS.values() for reference, _ in variants.values()}
+    variants = jobs.variants(sorted(names), initial_weights, folder)
+    return jobs.launch(folder, 1, {}, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout(layout, tmp_path, references, initial_weights, warm_host):
+    processes, flags, expected, resumed = LAYOUTS[layout]
+    variants = jobs.variants([*expected], initial_weights, tmp_path, resumed)
+    for variant in variants:
+        if "ring" in variant["name"]:
+            variant |= {jobs.SEP: 1, jobs.CP: flags[jobs.SEP]}
+    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
+    for name, (reference, tolerances) in expected.items():
+        jobs.check_same(runs[name], references[reference], *tolerances)
+    for name in resumed:
+        jobs.check_resumed(runs, name)

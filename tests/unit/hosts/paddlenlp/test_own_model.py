@@ -1,0 +1,170 @@
+"""Families that have a model class of ours: against transformers, from folders as they are downloaded."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from paddle_te.configs import ConfigError
+from paddle_te.configs.families import family_of
+from paddle_te.hosts.paddlenlp.generation import left_padded
+from paddle_te.hosts.paddlenlp.loading import layout_of, load_config, load_model
+from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
+from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights.adapters.peft import convert_adapter
+from paddle_te.weights.layout import hf_layout, put_together, take_apart
+from tests import model_cases
+from tests.unit.hosts.paddlenlp.native import draw_adapters
+
+PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON")
+STORED = json.loads((Path(__file__).parent / "model_transformers.json").read_text())  # see tests/model_peers.py
+SEED = 36
+
+
+def save(folder, name, seed, shapes):
+    """The model as transformers saves it."""
+    folder.mkdir()
+    config = model_cases.config(name) | {"torch_dtype": "float32", "transformers_version": "4.51.3"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {key: model_cases.weight(key, shape, seed) for key, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, name):
+    return save(tmp_path / "hf", name, SEED, STORED[name]["shapes"])
+
+
+def gradients(model):
+    """{transformers' name: array} of the gradients of a model of ours."""
+    ours, config = layout_of(model.config), model.config
+    theirs = hf_layout(config.tie_word_embeddings, family_of(config))
+    head_dim, queries = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+    parts = {}
+    for name, parameter in model.named_parameters():
+        layer, slot = ours.find(name)
+        for part, value in take_apart(slot, parameter.grad.numpy(), queries, head_dim).items():
+            parts[layer, part] = value
+    return {
+        theirs.full_name(layer, slot): put_together(slot, {p: parts[layer, p] for p in slot.parts}, head_dim)
+        for layer, slot in theirs.tensors(config.num_hidden_layers)
+    }
+
+
+def relative(found, expected):
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+def check(folder, seed, expected):
+    """The model in a folder computes what transformers' does."""
+    tokens = model_cases.tokens(seed)
+    model = load_model(folder, "paddle")
+    prompt = left_padded(tokens[:, : model_cases.PROMPT].tolist())
+    made = model.generate(
+        **prompt, max_new_tokens=model_cases.NEW, decode_strategy="greedy_search", eos_token_id=1000, pad_token_id=0
+    )
+    assert made[0].tolist() == expected["generated"]
+    model.train()
+    loss, logits = model(paddle.to_tensor(tokens[:, :-1]), labels=paddle.to_tensor(tokens[:, 1:]))[:2]
+    loss.backward()
+    assert relative(model_cases.digest(logits.numpy()), np.array(expected["logits"])) < 5e-6
+    assert loss.item() == pytest.approx(expected["loss"], rel=1e-6)
+    found = gradients(model)
+    assert found.keys() == expected["gradients"].keys()
+    for key, value in expected["gradients"].items():
+        assert relative(model_cases.digest(found[key]), np.array(value)) < 1e-5, key
+
+
+@pytest.mark.parametrize("name", model_cases.MODELS)
+def test_as_transformers_computed_it(folder, name):
+    check(folder, SEED, STORED[name])
+
+
+@pytest.mark.skipif(not PYTHON, reason="PEERS=1 installs transformers")
+def test_as_transformers_computes_it(tmp_path):
+    seed = np.random.randint(10**6)
+    root = Path(__file__).parents[4]
+    command = [PYTHON, "-m", "tests.model_peers", str(seed)]
+    answers = json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)
+    for name, expected in answers.items():
+        check(save(tmp_path / name, name, seed, expected["shapes"]), seed, expected)
+
+
+@pytest.mark.parametrize("name", model_cases.MODELS)
+def test_there_and_back(folder, tmp_path, name):
+    """The same bits and names, by way of shares of two tensor parallel ranks and, where the head has a weight of its
+    own, three pipeline stages."""
+    convert(folder, tmp_path / "te", "hf2te", progress=False)
+    stages = 1 if model_cases.config(name).get("tie_word_embeddings") else 3
+    degrees = dict(tensor_parallel_degree=2, pipeline_parallel_degree=stages)
+    convert(tmp_path / "te", tmp_path / "shares", "reshard", **degrees, progress=False)
+    convert(tmp_path / "shares", tmp_path / "back", "te2hf", progress=False)
+    files = [load_file(path / "model.safetensors") for path in (folder, tmp_path / "back")]
+    assert files[0].keys() == files[1].keys()
+    assert all((files[0][key] == files[1][key]).all() for key in files[0])
+    said = [json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back")]
+    assert {key: said[1].get(key) for key in said[0]} == said[0] | {"transformers_version": None}
+
+
+@pytest.mark.parametrize("name", model_cases.MODELS)
+def test_lora_is_beside_the_weights_what_peft_adds_to_them(folder, tmp_path, name):
+    lora = TELoRAModel(load_model(folder, "paddle"), lora_config("all", r=4, lora_alpha=8))
+    draw_adapters(lora)
+    ids = paddle.to_tensor(model_cases.tokens(SEED))
+    want = lora(ids)[0].numpy()
+    lora.save_pretrained(str(tmp_path / "ours"))
+    convert_adapter(tmp_path / "ours", tmp_path / "peft", "te2hf")
+    factors, weights = load_file(tmp_path / "peft/adapter_model.safetensors"), load_file(folder / "model.safetensors")
+    for key in [key for key in factors if key.endswith("lora_A.weight")]:
+        weight = key.removeprefix("base_model.model.").replace(".lora_A", "")
+        weights[weight] += 2 * factors[key.replace("lora_A", "lora_B")] @ factors[key]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert relative(load_model(folder, "paddle")(ids)[0].numpy(), want) < 1e-5
+    assert len(factors) == 2 * 7 * model_cases.SIZES["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("recipe", [{}, *({"use_fp8": True, "fp8_recipe": each} for each in ("delayed", "current"))])
+@pytest.mark.parametrize("name", ["qwen3"])
+def test_recompute_and_packed_rows(folder, recipe):
+    """Losses and gradients of packed rows are those of each document, whatever backward computes again."""
+    ids, ends = paddle.to_tensor(model_cases.tokens(SEED)[:1, :32]), paddle.to_tensor([0, 16, 32], dtype="int32")
+    want = None
+    for again in ({}, {"recompute_modules": ["layernorm", "mlp"]}, {"recompute_granularity": "full"}):
+        model = load_model(folder, "paddle", seq_length=32, **again, **recipe)
+        model.train()
+        for layer in model.qwen3.layers:
+            layer.enable_recompute = "recompute_granularity" in again
+        positions = paddle.arange(32).unsqueeze(0) % 16
+        loss = model(ids, positions, labels=ids, cu_seqlens=ends)[0]
+        loss.backward()
+        found = gradients(model)
+        want = want or (loss.item(), found)
+        assert loss.item() == pytest.approx(want[0], rel=1e-6)
+        assert all(relative(value, want[1][key]) < 1e-5 for key, value in found.items())
+    if not recipe:
+        alone = [model(ids[:, i : i + 16], labels=ids[:, i : i + 16])[0].item() for i in (0, 16)]
+        assert np.mean(alone) == pytest.approx(want[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3"])
+def test_the_host_has_no_class(folder, tmp_path):
+    message = "PaddleNLP has no class for Qwen3; use pd .paddle. or te .transformer_engine."
+    with pytest.raises(ConfigError, match=message):
+        load_config(folder, "none")
+    with pytest.raises(CheckpointError, match="PaddleNLP has no class for Qwen3, and so no layout; use hf2te or te2hf"):
+        convert(folder, tmp_path / "pd", "hf2pd")
+
+
+@pytest.mark.parametrize("name", ["qwen3"])
+@pytest.mark.parametrize("said", [{"attention_bias": True}, {"use_sliding_window": True}, {"head_dim": 31}])
+def test_what_is_not_computed_is_refused(folder, said):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | said))
+    with pytest.raises((CheckpointError, ConfigError), match=next(iter(said))):
+        load_model(folder, "paddle")
