@@ -122,29 +122,11 @@ def test_every_argument(place):
         ({}, dict(CHAT_TEMPLATE="nowhere"), "nowhere: cannot be read"),
         (dict(output=""), {}, "output: give a folder"),
         (dict(method="qlora"), {}, "method: 'qlora' must be one of full, lora, lora-attention, lora-mlp"),
-        (dict(batch_size_per_device=0), {}, "batch_size_per_device: '0'"),
-        (dict(FSDP="x"), {}, "FSDP: 'x'"),
-        (dict(TP=3), {}, "TP=3 does not work on DEVICE=cpu"),
-        (dict(TP=3), dict(DEVICE="nvgpu", DEVICES="0,1,2,3", DRY_RUN="1"), "TP=3 x PP=1 x FSDP=1 = 3 must divide"),
-        (dict(TP=4), dict(DEVICE="nvgpu", DEVICES="0,1,2,3", DRY_RUN="1"), "TP=4 must divide num_key_value_heads=2"),
-        (dict(GA=-1), {}, "GA: '-1'"),
-        (dict(SP="yes"), {}, "SP: 'yes'"),
-        (dict(SP="true"), {}, "SP=true needs TP"),
-        (dict(max_seqlen=100), {}, "max_seqlen: '100'"),
-        (dict(sharding_stage=2), {}, "sharding_stage: '2'"),
-        (dict(backend="paddle"), {}, "backend: 'paddle'"),
-        (dict(backend="te", precision="bf16"), {}, "backend=te needs an NVIDIA GPU"),
-        (dict(precision="int8"), {}, "precision: 'int8'"),
-        (dict(precision="fp8", backend="none"), {}, "precision=fp8 needs backend=te"),
-        (dict(precision="bf16"), {}, "precision=bf16 does not train on a plain CPU"),
-        (dict(recompute="some"), {}, "recompute: 'some'"),
         (dict(resume_step=7), {}, "resume_step=7: checkpoint"),
-        (dict(nsys_profile="1"), {}, "nsys_profile: '1'"),
-        ({}, dict(DEVICE="gpu", DEVICES="77"), "DEVICES"),
-        ({}, dict(MAX_STEPS="0"), "MAX_STEPS: '0'"),
     ],
 )
 def test_each_wrong_argument_is_one_line(place, arguments, environ, message):
+    """Those that fine-tuning has in common with pretraining: tests/unit/launch/test_plan.py."""
     process = script(place, environ, **arguments)
     assert process.returncode == 2 and not process.stdout
     assert message in process.stderr and process.stderr.count("\n") == 1, process.stderr
