@@ -138,7 +138,7 @@ LAYER_RULES = (
         near=f"{TE} --recompute --recompute_granularity core_attn",
     ),
     Rule(
-        lambda job: job.recompute_modules and job.whole_layers_again,
+        lambda job: job.recompute_modules and job.recomputed == "full",
         "{recompute_modules} with {recompute_granularity}: whole layers are computed again, and their parts with them",
         "leave out {recompute_modules:name}, or {recompute:name}",
         f"{TE} --recompute_modules mlp --recompute",
@@ -152,7 +152,7 @@ LAYER_RULES = (
         f"{TE} --recompute_modules mlp_act layernorm",
     ),
     Rule(
-        lambda job: job.activation_func_fp8_input_store and _computes_its_input_again(job),
+        lambda job: job.stores_input_in_fp8 and job.input_again and f"{{{job.input_again}}}",
         "{activation_func_fp8_input_store} with {found}, with which backward computes the activation's input again and "
         "nothing of it is kept",
         ONE,
@@ -174,7 +174,7 @@ LAYER_RULES = (
         f"finetune --do_train true {TE} --mlp_chunk_tokens 64",
     ),
     Rule(
-        lambda job: job.offload_activations and job.whole_layers_again,
+        lambda job: job.offload_activations and job.recomputed == "full",
         "{offload_activations} with {recompute_granularity}: whole layers are computed again, and keep their "
         "inputs only",
         "leave out {recompute:name}, or compute parts again with {recompute_modules:name}",
@@ -243,15 +243,6 @@ LAYER_RULES = (
         f"{FP8} --fp8_recipe current --max_seq_length 1040 --per_device_train_batch_size 1",
     ),
 )
-
-
-def _computes_its_input_again(job: Job) -> str:
-    """What has backward compute the input of the MLP's activation again; "" for nothing."""
-    if job.whole_layers_again:
-        return "{recompute_granularity}"
-    if "mlp" in (job.recompute_modules or ()):
-        return "{recompute_modules}"
-    return "{mlp_chunk_tokens}" if job.mlp_chunk_tokens else ""
 
 
 def _installed(job: Job, package: str) -> bool:

@@ -7,12 +7,21 @@ import shlex
 import sys
 
 from paddle_te import commands
+from paddle_te.job import Job, words
 from paddle_te.launch.cards import card_of
+from paddle_te.launch.flags import extra_words
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, METHODS
-from paddle_te.planner import GPUS, LONG, Gpu, Layout, Model, Plan, search, usual_tokens
-from paddle_te.planner.flags import FIELDS, read, said
-from paddle_te.planner.layout import Lora
+from paddle_te.planner import GPUS, LONG, Gpu, Model, Plan, search, usual_tokens
+from paddle_te.planner.layout import (
+    ADAPTER,
+    COUNTED,
+    extra_arguments,
+    launcher_arguments,
+    memory_text,
+    recompute_text,
+    shape,
+)
 from paddle_te.planner.ranking import costs
 
 # What a layout consists of, in the order of the arguments
@@ -59,15 +68,15 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
     values = _values(layout)
     for name in names:
         setattr(args, name, values[name])
-    extra = layout.extra_arguments()
+    extra = extra_arguments(layout)
     chosen = [_said(args, name) for name in names] + [extra] * bool(extra)
     args.EXTRA_ARGS = " ".join(filter(None, (extra, others)))
     print(f"auto: {' '.join(chosen)}: {_reason(plans, gpu, tokens)}", file=sys.stderr)
 
 
-def _values(layout: Layout) -> dict[str, object]:
+def _values(layout: Job) -> dict[str, object]:
     """The launcher's arguments that make a layout."""
-    return {OVERLAP: False, "PP": 1, "VP": 1} | layout.launcher_arguments()
+    return {OVERLAP: False, "PP": 1, "VP": 1} | launcher_arguments(layout)
 
 
 def _said(args: argparse.Namespace, name: str) -> str:
@@ -109,34 +118,25 @@ def _plans(
             "more arguments to the planner"
         ) from None
     if not found.plans:
-        shape, least = min(found.too_large.items(), key=lambda item: item[1].memory.total)
+        kind, least = min(found.too_large.items(), key=lambda item: item[1].memory.total)
         raise LaunchError(
-            f"auto: no layout fits {world} x {gpu.title}; the smallest, {shape} with recompute "
-            f"{least.layout.memory_text}, needs {least.memory.total / 1e9:.0f} GB on each; take more GPUs, or a "
+            f"auto: no layout fits {world} x {gpu.title}; the smallest, {kind} with recompute "
+            f"{memory_text(least.layout)}, needs {least.memory.total / 1e9:.0f} GB on each; take more GPUs, or a "
             "shorter max_seqlen"
         )
     return found.plans
 
 
 def _flags(args: argparse.Namespace) -> tuple[dict[str, object], str]:
-    """What is said of an adapter and, in EXTRA_ARGS, of flags that a Layout depends on, {field: value}; and the other
-    flags of EXTRA_ARGS."""
+    """What is said of an adapter and, in EXTRA_ARGS, of flags that the planner counts, {flag: value}; and the other
+    words of EXTRA_ARGS."""
+    targets = METHODS[getattr(args, "method", "full")]
+    known = COUNTED + ADAPTER * (targets is not None)
     try:
-        found, others = said(shlex.split(args.EXTRA_ARGS), FIELDS)
-        lora, others = _lora(getattr(args, "method", "full"), others)
+        found, others = words.read(extra_words(args), known)
     except ValueError as error:
         raise LaunchError(f"EXTRA_ARGS={args.EXTRA_ARGS!r}: {error}") from error
-    fields = {FIELDS[name]: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    return fields | {"lora": lora}, shlex.join(others)
-
-
-def _lora(method: str, words: list[str]) -> tuple[Lora | None, list[str]]:
-    """The adapter of a method of fine-tuning, with the rank and the base that EXTRA_ARGS says, and its other words."""
-    if (targets := METHODS[method]) is None:
-        return None, words
-    found, others = said(words, ("lora_rank", "quantize_base"))
-    given = vars(read(())) | found
-    return Lora(given["lora_rank"], targets, given["quantize_base"] == "fp8"), others
+    return found | ({} if targets is None else {"lora": True, "lora_targets": targets}), shlex.join(others)
 
 
 def _gpu(args: argparse.Namespace, world: int) -> Gpu:
@@ -153,22 +153,23 @@ def _gpu(args: argparse.Namespace, world: int) -> Gpu:
     return card
 
 
-def _has_what_is_given(layout: Layout, args: argparse.Namespace) -> bool:
+def _has_what_is_given(layout: Job, args: argparse.Namespace) -> bool:
     """Whether it has the values of the arguments that are not auto."""
-    values = _values(layout) | {"recompute": layout.recompute_text}
-    if (args.SEP, args.CP) != (layout.sep, layout.cp) or layout.overlap and args.LOGGING_STEPS == 1:
+    values = _values(layout) | {"recompute": recompute_text(layout)}
+    if (args.SEP, args.CP) != (layout.sep, layout.cp) or layout.overlaps and args.LOGGING_STEPS == 1:
         return False
     if args.FSDP == "all":
-        values["FSDP"] = "all" if layout.sharding == layout.data else layout.sharding
+        values["FSDP"] = "all" if layout.sharding_ranks == layout.data else layout.sharding_ranks
     return all(getattr(args, name) in (AUTO, values[name]) for name in (*LAYOUT, OVERLAP))
 
 
 def _reason(plans: list[Plan], gpu: Gpu, tokens: int) -> str:
     best, layout = plans[0], plans[0].layout
-    others = [plan for plan in plans if str(plan.layout) != str(layout)][:1]
+    others = [plan for plan in plans if shape(plan.layout) != shape(layout)][:1]
     return (
-        f"{layout} is the fastest that fits {layout.gpus} x {gpu.title} with {tokens:,} tokens a step, by the planner "
-        f"{best.tokens_per_second:,.0f} tokens/s and {best.memory.total / 1e9:.0f} of {gpu.memory:.0f} GB on each"
-        + "".join(f"; next is {each.layout} with {each.tokens_per_second:,.0f}" for each in others)
+        f"{shape(layout)} is the fastest that fits {layout.world} x {gpu.title} with {tokens:,} tokens a step, by the "
+        f"planner {best.tokens_per_second:,.0f} tokens/s and {best.memory.total / 1e9:.0f} of {gpu.memory:.0f} GB on "
+        "each"
+        + "".join(f"; next is {shape(each.layout)} with {each.tokens_per_second:,.0f}" for each in others)
         + "".join(f"; {what}" for what in costs(layout))
     )

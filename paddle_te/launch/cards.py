@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from paddle_te import commands
+from paddle_te.job import Job
 from paddle_te.launch.machines import LaunchError, gpu_names
-from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
-from paddle_te.planner import GPUS, Gpu, Layout, Memory, Model, Plan, memory_of_step, search
+from paddle_te.planner import GPUS, Gpu, Memory, Model, Plan, memory_of_step, search
 from paddle_te.planner.gpus import called
+from paddle_te.planner.layout import adapter_flags, extra_arguments, kept, launcher_arguments
 from paddle_te.planner.memory import lacking
 
 DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/planner.md)
@@ -35,11 +35,11 @@ def card_of(args: argparse.Namespace) -> Gpu | None:
     return asked or here
 
 
-def check_memory(args: argparse.Namespace, config: dict, layout: Layout | None, whole_rows: bool) -> None:
+def check_memory(args: argparse.Namespace, config: dict, layout: Job | None) -> None:
     """Refuses a layout that the GPUs have too little memory for, with some that they have enough for, and says where it
     is close.
 
-    layout: None for what the planner does not know. whole_rows: whether all sequences have as many tokens as they may.
+    layout: None for what the planner does not know.
 
     Raises:
         LaunchError: the layout does not fit, and CHECK_MEMORY is not 0.
@@ -51,10 +51,11 @@ def check_memory(args: argparse.Namespace, config: dict, layout: Layout | None, 
     memory = memory_of_step(model, layout)
     if lacking(memory, model, layout, card) <= 0:
         return
-    least = memory if whole_rows else memory_of_step(model, replace(layout, sequence=16, batch=1))
+    short = layout.but(max_seq_length=16, max_length=16, per_device_train_batch_size=1)
+    least = memory if layout.one_length else memory_of_step(model, short)
     counted = _counted(memory, card)
     if least.total <= DOUBT * card.memory * 1e9:
-        why = "that is close" if whole_rows else "rows as long as they may be do not fit, shorter ones may"
+        why = "that is close" if layout.one_length else "rows as long as they may be do not fit, shorter ones may"
         print(f"note: {counted}; {why}", file=sys.stderr)
         return
     raise LaunchError(
@@ -70,43 +71,39 @@ def _counted(memory: Memory, card: Gpu) -> str:
     return f"{needs}, which has {card.memory:g} ({bill})"
 
 
-def _what_fits(args: argparse.Namespace, model: Model, layout: Layout, card: Gpu) -> str:
+def _what_fits(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -> str:
     """The fastest layouts that fit, as what to change in the arguments."""
     for way, remedy in _ways(layout):
         if plans := _plans(args, model, way, card):
             return f"{remedy}these fit, the fastest first: {'; or '.join(_changes(args, plan) for plan in plans)}"
     kind = args.GPU or card.title.lower()
-    adapter = shlex.split(" ".join(layout.lora.flags())) if layout.lora else []
-    asked = "--gpu", kind, "--seq", args.max_seqlen, "--precision", layout.precision, *adapter
+    asked = "--gpu", kind, "--seq", args.max_seqlen, "--precision", layout.precision, *adapter_flags(layout)
     command = commands.line("plan", args.model_name, "--gpus", commands.NUMBER, *asked)
-    return f"No layout of {layout.gpus} x {card.title} fits with as many tokens a step; {command} says what more do"
+    return f"No layout of {layout.world} x {card.title} fits with as many tokens a step; {command} says what more do"
 
 
-def _ways(layout: Layout) -> list[tuple[Layout, str]]:
+def _ways(layout: Job) -> list[tuple[Job, str]]:
     """The job's own optimizer or base; then those that take less."""
     if layout.lora:
-        in_fp8 = replace(layout, precision="fp8", lora=replace(layout.lora, fp8_base=True))
+        in_fp8 = layout.but(use_fp8=True, quantize_base="fp8")
         return [(layout, "With as many tokens a step "), (in_fp8, "Over a base in fp8 ")]
-    compact = replace(layout, **COMPACT)
+    compact = layout.but(**COMPACT)
     return [(layout, "With as many tokens a step "), (compact, "With a compact state of the optimizer ")]
 
 
-def _plans(args: argparse.Namespace, model: Model, layout: Layout, card: Gpu) -> Sequence[Plan]:
-    def wanted(each: Layout) -> bool:
+def _plans(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -> Sequence[Plan]:
+    def wanted(each: Job) -> bool:
         return (each.sep, each.cp) == (args.SEP, args.CP) and _is_possible(args, each)
 
-    own = {name: getattr(layout, name) for name in OPTIMIZER_DEFAULTS}
     try:
-        found = search(
-            model, card, layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision, wanted,
-            lora=layout.lora, fp8_input_store=layout.fp8_input_store, **own,
-        )  # fmt: skip
+        asked = layout.world, layout.sequence, layout.tokens_per_step, layout.precision
+        found = search(model, card, *asked, wanted, **kept(layout))
     except ValueError:  # no layout has so many tokens
         return []
     return found.plans[:SUGGESTIONS]
 
 
-def _is_possible(args: argparse.Namespace, layout: Layout) -> bool:
+def _is_possible(args: argparse.Namespace, layout: Job) -> bool:
     """Fine-tuning has no pipelines."""
     return layout.pp == 1 or "method" not in args
 
@@ -114,8 +111,8 @@ def _is_possible(args: argparse.Namespace, layout: Layout) -> bool:
 def _changes(args: argparse.Namespace, plan: Plan) -> str:
     """A plan's layout as the arguments that differ from the job's, with its memory."""
     given = vars(args) | ({"OVERLAP": False} if getattr(args, "OVERLAP", None) == "auto" else {})
-    values = {"OVERLAP": False} | plan.layout.launcher_arguments()
+    values = {"OVERLAP": False} | launcher_arguments(plan.layout)
     words = [f"{name}={str(value).lower()}" for name, value in values.items() if given.get(name, value) != value]
-    if extra := plan.layout.extra_arguments():
+    if extra := extra_arguments(plan.layout):
         words.append(f"EXTRA_ARGS='{extra}'")
     return f"{' '.join(words)} ({plan.memory.total / 1e9:.0f} GB)"

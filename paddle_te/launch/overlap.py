@@ -8,14 +8,8 @@ import sys
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options.launcher import AUTO
+from paddle_te.options.launcher import AUTO, OVERLAPS
 
-# Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
-# (stage1) or waits for their broadcasts.
-OVERLAPS = {
-    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
-    "stage2": "enable_stage2_overlap",
-}
 # The same for the stages of a pipeline, where stage1 alone is possible: what is added to --pipeline_parallel_config
 # reduces gradients during the last micro-batch's backward, and the next forward waits for broadcasts of weights.
 # Without split_param, whose buckets Paddle makes only in the first step: a checkpoint's state could not be divided.

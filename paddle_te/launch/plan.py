@@ -22,8 +22,6 @@ from paddle_te.launch.flags import check_asked, extra_flags, extra_words, ranks_
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
-from paddle_te.planner import Layout, layout_of
-from paddle_te.planner.flags import read
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
 
 HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
@@ -43,7 +41,7 @@ class Plan:
     output: Path  # of checkpoints
     devices: Devices
     nodes: Nodes
-    layout: Layout | None = None  # the planner's, of a job that it knows: PaddleNLP's with te in 16 bits
+    layout: Job | None = None  # the planner's, of a job that it knows: PaddleNLP's with te in 16 bits
     folders: list[Path] = field(default_factory=list)  # to make before the start
     files: dict[Path, str | Path] = field(default_factory=dict)  # to write: a text, or the file to link to
 
@@ -118,8 +116,9 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     _check_checkpoint(args, output)
 
     program = _program(job, args, config, devices, world, folder, output)
+    layout = program.asked if planner_knows(args) else None
     if devices.kind != "cpu":
-        check_memory(args, config, program.layout, program.asked is not None and program.asked.one_length)
+        check_memory(args, config, layout)
     command = [*launch_command(devices, nodes, logs), program.script, *program.words]
     _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)
@@ -136,7 +135,7 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         output=output,
         devices=devices,
         nodes=nodes,
-        layout=program.layout,
+        layout=layout,
         folders=[logs, output, *([profile] if nsys else [])],
         files=program.files,
     )
@@ -172,7 +171,6 @@ class Program:
     words: list[str]
     files: dict[Path, str | Path]
     asked: Job | None = None  # with PaddleNLP
-    layout: Layout | None = None  # as in Plan
 
 
 def _program(
@@ -183,8 +181,7 @@ def _program(
     script = _training_script(args)
     if args.HOST == host.PADDLENLP:
         words = [*printed(flags), *extra]
-        layout = layout_of(read(words), world) if planner_knows(args) else None
-        return Program(script, words, {}, job_of(words, script=name_of(job), world=world), layout)
+        return Program(script, words, {}, job_of(words, script=name_of(job), world=world))
     if Path(script).name != script_of(job):
         raise LaunchError(f"training_script: {script} is for PaddleNLP; PaddleFormers runs a recipe")
     from paddle_te.launch.paddleformers.start import START, start_files  # here, as it imports NumPy

@@ -569,6 +569,12 @@ VARIABLES = (
         zh="0：不加 NVTX 标记（否则需 `pip install nvtx`）",
     ),
 )
+# Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
+# (stage1) or waits for their broadcasts.
+OVERLAPS = {
+    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
+    "stage2": "enable_stage2_overlap",
+}
 # The scripts' names of the launcher's arguments that they take as they are.
 FLAGS = {option.name: option.flag for option in (*_SHARED, *VARIABLES) if option.flag}
 

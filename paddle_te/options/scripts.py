@@ -357,6 +357,53 @@ class Memory:
         zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
     )
 
+    @property
+    def recomputed(self) -> str:
+        """The launcher's word for it: none, core_attn or full."""
+        return self.recompute_granularity if self.recompute else "none"
+
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        """The parts of a layer that backward computes again, where it does not so with whole layers."""
+        return (self.recompute_modules or ()) + ("core_attn",) * (self.recomputed == "core_attn")
+
+    @property
+    def stores_input_in_fp8(self) -> bool:
+        """Whether the input of the MLP's activation is kept in fp8."""
+        return self.activation_func_fp8_input_store
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that the MLP takes at a time; 0: all."""
+        return self.mlp_chunk_tokens
+
+    @property
+    def input_again(self) -> str:
+        """The flag with which backward computes the input of the MLP's activation again; "" where it is kept."""
+        if self.recomputed == "full":
+            return "recompute_granularity"
+        if "mlp" in (self.recompute_modules or ()):
+            return "recompute_modules"
+        return "mlp_chunk_tokens" if self.mlp_chunk_tokens else ""
+
+
+WHOLE_LAYERS = {"recompute": True, "recompute_granularity": "full"}
+
+
+def again(*modules: str) -> dict[str, object]:
+    """The flags with which backward computes these parts of each layer again."""
+    return {"recompute_modules": modules}
+
+
+def in_chunks(tokens: int) -> dict[str, object]:
+    """The flag with which the MLP takes so many tokens at a time."""
+    return {"mlp_chunk_tokens": tokens}
+
+
+def stored_in_fp8(on: bool) -> dict[str, object]:
+    """The flag with which the input of the MLP's activation is kept in fp8."""
+    return {"activation_func_fp8_input_store": on}
+
 
 @section
 class Kernels:

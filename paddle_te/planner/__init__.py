@@ -3,8 +3,7 @@
 | | |
 |---|---|
 | `model` | the sizes of a model, from its config.json |
-| `layout` | how ranks share the work of a step |
-| `flags` | the layout of a run, from its script's flags |
+| `layout` | a Job by its layout, and the launcher's arguments that make it |
 | `gpus` | what a GPU has and reaches |
 | `memory` | the greatest memory of a step, by part |
 | `speed` | the time of a step, by part |
@@ -18,9 +17,8 @@
 All numbers of hardware stand in `gpus`; `memory` and `speed` have the formulas, with their sources.
 """
 
-from paddle_te.planner.flags import layout_of
 from paddle_te.planner.gpus import GPUS, Gpu
-from paddle_te.planner.layout import Layout, Lora
+from paddle_te.planner.layout import layout
 from paddle_te.planner.memory import Memory, memory_of_step
 from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
@@ -28,6 +26,6 @@ from paddle_te.planner.search import LONG, search, usual_tokens
 from paddle_te.planner.speed import time_of_step
 
 __all__ = [
-    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Memory", "Model", "Plan", "layout_of", "memory_of_step",
+    "GPUS", "LONG", "Gpu", "Memory", "Model", "Plan", "layout", "memory_of_step",
     "search", "time_of_step", "usual_tokens",
 ]  # fmt: skip

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from paddle_te import commands, configs
 from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
+from paddle_te.job import Job
 from paddle_te.options import BACKENDS, option
-from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER
+from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, stored_in_fp8
 from paddle_te.planner import formulas
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand
-from paddle_te.planner.layout import Layout, Lora
+from paddle_te.planner.layout import extra_arguments, launcher_arguments, memory_text, shape
 from paddle_te.planner.measured import ran_on, speed_of
 from paddle_te.planner.memory import Memory, host_bytes, state_bytes
 from paddle_te.planner.model import Model, check_size
@@ -31,6 +32,7 @@ from paddle_te.planner.search import SEQUENCES, Search, search, usual_tokens
 from paddle_te.table import in_columns
 
 RANDOM_TOKENS = "--MOCK_DATA=1"
+STORED = next(iter(stored_in_fp8(True)))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -57,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="as in training; default: as much as must be for a layout to fit",
     )
     parser.add_argument(
-        "--activation_func_fp8_input_store",
+        f"--{STORED}",
         choices=("true", "false"),
         default="false",
         help="as in training; where backward computes the activation's input again it is left out",
@@ -89,8 +91,8 @@ def main() -> int:
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward or "off")
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
         flags = {name: value for name, value in flags.items() if value is not None}
-        flags["fp8_input_store"] = arguments.activation_func_fp8_input_store == "true"
-        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, lora=_lora(arguments), **flags)
+        flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments)
+        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **flags)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -107,18 +109,24 @@ def _config(name: str) -> dict:
     return config
 
 
-def _lora(arguments: argparse.Namespace) -> Lora | None:
-    """What the arguments say of an adapter. Raises ValueError where they do not go together."""
+def _lora(arguments: argparse.Namespace) -> dict[str, object]:
+    """The flags of an adapter. Raises ValueError where they do not go together."""
     if not arguments.lora_rank:
         alone = [f"--{name}" for name in ("lora_targets", "quantize_base") if getattr(arguments, name)]
         if alone:
             raise ValueError(f"{' and '.join(alone)} without --lora_rank: all weights are trained")
-        return None
+        return {}
     if arguments.quantize_base and arguments.precision != "fp8":
         raise ValueError("--quantize_base fp8 needs --precision fp8: such weights are multiplied in fp8")
     if arguments.offload_optimizer:
         raise ValueError("--offload_optimizer with --lora_rank: an adapter's states are too small to be moved")
-    return Lora(arguments.lora_rank, arguments.lora_targets or LORA_TARGETS[0], bool(arguments.quantize_base))
+    targets = arguments.lora_targets or LORA_TARGETS[0]
+    return {
+        "lora": True,
+        "lora_rank": arguments.lora_rank,
+        "lora_targets": targets,
+        "quantize_base": arguments.quantize_base,
+    }
 
 
 def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain: bool) -> str:
@@ -147,7 +155,7 @@ def _offloaded(plan: Plan, model: Model) -> str:
     return f"{', '.join(words)}: {host_bytes(model, layout) / 1e9:.1f} GB" if words else ""
 
 
-def _states(layout: Layout) -> str:
+def _states(layout: Job) -> str:
     """How AdamW's states are kept, with their bytes a parameter, and whether updates are made in backward."""
     if layout.lora:
         return ""
@@ -178,9 +186,9 @@ def _plans_table(plans: list[Plan], model: Model, gpu: Gpu) -> list[str]:
     rows = []
     for plan in plans:
         layout = plan.layout
-        row = [str(layout), layout.memory_text, f"{layout.batch} × {layout.micro_batches}"]
+        row = [shape(layout), memory_text(layout), f"{layout.batch} × {layout.micro_batches}"]
         row += [
-            "yes" if layout.loss_in_chunks else "",
+            "yes" if layout.use_fused_linear_cross_entropy else "",
             _states(layout),
             _offloaded(plan, model),
             f"{plan.tokens_per_second:,.0f}",
@@ -195,12 +203,12 @@ def _plans_table(plans: list[Plan], model: Model, gpu: Gpu) -> list[str]:
 def _too_large(plans: dict[str, Plan]) -> list[str]:
     rows = [
         [
-            f"  {shape}",
+            f"  {kind}",
             f"{plan.memory.total / 1e9:.0f} GB",
-            f"(recompute {plan.layout.memory_text})",
+            f"(recompute {memory_text(plan.layout)})",
             _largest(plan.memory),
         ]
-        for shape, plan in sorted(plans.items(), key=lambda item: item[1].memory.total)
+        for kind, plan in sorted(plans.items(), key=lambda item: item[1].memory.total)
     ]
     return in_columns(rows)
 
@@ -212,7 +220,7 @@ def _largest(memory: Memory) -> str:
     return ", ".join(f"{part} {size / 1e9:.0f}" for size, part in reversed(large))
 
 
-def _command_lines(name: str, layout: Layout) -> list[str]:
+def _command_lines(name: str, layout: Job) -> list[str]:
     return [
         "The first one is",
         "",
@@ -222,7 +230,7 @@ def _command_lines(name: str, layout: Layout) -> list[str]:
     ]
 
 
-def _what_to_change(name: str, layout: Layout) -> str:
+def _what_to_change(name: str, layout: Job) -> str:
     """What of the printed command is the user's own."""
     if not layout.lora:
         return f"It trains on random tokens. To train on your data, put --DATA_PATH=FOLDER in place of {RANDOM_TOKENS}."
@@ -231,17 +239,17 @@ def _what_to_change(name: str, layout: Layout) -> str:
     return f"Put your own folders in place of {listed}."
 
 
-def _launched_model(name: str, layout: Layout) -> str:
+def _launched_model(name: str, layout: Job) -> str:
     """The model as a command names it: fine-tuning wants a folder, of which a known name has none."""
     return MODEL if layout.lora and not Path(name).expanduser().is_dir() else name
 
 
-def launch_words(name: str, layout: Layout) -> list[str]:
+def launch_words(name: str, layout: Job) -> list[str]:
     """The command that trains with this layout, and its words."""
     job = "finetune" if layout.lora else "pretrain"
     own = {"dataset": DATASET, "output": OUTPUT} if layout.lora else {"MOCK_DATA": 1}
-    arguments = {"model_name": _launched_model(name, layout)} | own | layout.launcher_arguments()
-    if extra := layout.extra_arguments():
+    arguments = {"model_name": _launched_model(name, layout)} | own | launcher_arguments(layout)
+    if extra := extra_arguments(layout):
         arguments["EXTRA_ARGS"] = extra
     return [job, *by_name(arguments)]
 

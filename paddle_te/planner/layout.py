@@ -1,237 +1,198 @@
-"""How the ranks of a job share a step."""
+"""Layouts of jobs: the part of a Job that memory and time depend on, and the command that starts it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from paddle_te.job import FINETUNE, PRETRAIN, Job
-from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, chosen
+from paddle_te.job.record import FLAGS
+from paddle_te.job.words import printed
+from paddle_te.options.launcher import FLAGS as LAUNCHERS
+from paddle_te.options.launcher import OVERLAPS
+from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, WHOLE_LAYERS, again, in_chunks, stored_in_fp8
+
+# Words of a layout, as tables and results have them: the flag
+_SHORT = {
+    "tp": "tensor_parallel_degree",
+    "pp": "pipeline_parallel_degree",
+    "vp": "virtual_pp_degree",
+    "sep": "sep_parallel_degree",
+    "cp": "context_parallel_degree",
+    "batch": "per_device_train_batch_size",
+    "micro_batches": "gradient_accumulation_steps",
+    "loss_in_chunks": "use_fused_linear_cross_entropy",
+    "fp8_head": "fp8_lm_head",
+    "fp8_attention": "fp8_dpa",
+    "main_grads": "amp_master_grad",
+}
+# The flags that the planner counts and the launcher has no argument for; those of an adapter
+COUNTED = (
+    *(flag for flag in _SHORT.values() if flag not in LAUNCHERS.values()),
+    *OPTIMIZER,
+    *again(),
+    *in_chunks(0),
+    *stored_in_fp8(True),
+    "offload_activations",
+    "offload_optimizer",
+    "release_grads",
+)
+ADAPTER = ("lora_rank", "quantize_base")
+_KEPT = (*OPTIMIZER, *stored_in_fp8(True), "lora", "lora_rank", "lora_targets", "quantize_base")
+_ONE: dict[str, object] = {"per_device_train_batch_size": 1, "recompute_modules": ()}
 
 
-@dataclass(frozen=True)
-class Lora:
-    """An adapter that is trained over frozen weights: --lora_rank, --lora_targets.
+def layout(
+    gpus: int,
+    sequence: float,
+    *,
+    sharding: int = 1,
+    stage: int = 1,
+    precision: str = "fp8",
+    recompute: str = "none",
+    overlap: bool = False,
+    fp8_input_store: bool = False,
+    lora: Mapping[str, object] | bool | None = False,
+    **flags: object,
+) -> Job:
+    """The Job that the launcher starts with te on so many devices of nvgpu.
 
-    fp8_base: the decoder layers' frozen weights exist in fp8 only, --quantize_base fp8.
+    sequence: tokens. sharding: ranks that share states, in this stage. overlap: OVERLAP=1. recompute: the launcher's.
+    lora: whether an adapter is trained, or its {"rank", "targets", "fp8_base"}. flags: others, by name or in words of
+    _SHORT.
     """
+    known = _ONE | (WHOLE_LAYERS | {"recompute_granularity": recompute} if recompute != "none" else {})
+    known |= stored_in_fp8(True) if fp8_input_store else {}
+    if isinstance(lora, Mapping):
+        known |= {"lora_rank": lora["rank"], "lora_targets": lora.get("targets", LORA_TARGETS[0])}
+        known |= {"quantize_base": "fp8" if lora.get("fp8_base") else None}
+    known |= by_flag(flags)
+    made = Job(
+        script=FINETUNE if lora else PRETRAIN,
+        do_train=True,
+        device="nvgpu",
+        world=gpus,
+        transformer_engine_backend="transformer_engine",
+        bf16=True,
+        fp16_opt_level="O2",
+        use_fp8=precision == "fp8",
+        max_seq_length=sequence,
+        max_length=sequence,
+        sharding=f"stage{stage}" if sharding > 1 else "",
+        sharding_parallel_degree=sharding,
+        sharding_parallel_config=OVERLAPS.get(f"stage{stage}", OVERLAPS["stage2"]) if overlap else "",
+        lora=bool(lora),
+    )
+    return over_tensor_ranks(made.but(**known), int(known.get("tensor_parallel_degree", 1)))
 
-    rank: int
-    targets: str = LORA_TARGETS[0]
-    fp8_base: bool = False
 
-    def on(self, part: str) -> bool:
-        """Whether the GEMMs of "attention" or the "mlp" have low-rank products beside them."""
-        return self.targets in (LORA_TARGETS[0], part)
-
-    def flags(self) -> list[str]:
-        """Those of fine-tuning and of the planner, beside --lora."""
-        targets = [f"--lora_targets {self.targets}"] * (self.targets != LORA_TARGETS[0])
-        return [f"--lora_rank {self.rank}", *targets, *["--quantize_base fp8"] * self.fp8_base]
+def over_tensor_ranks(job: Job, tp: int) -> Job:
+    """The Job with tensor parallelism, and then with sequence parallelism, for which fine-tuning pads all batches."""
+    several = tp > 1
+    return job.but(tensor_parallel_degree=tp, sequence_parallel=several, pad_to_max_length=job.lora and several)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The launcher's arguments of a job, as far as memory and time depend on them.
+def by_flag(words: Mapping[str, object]) -> dict[str, object]:
+    """{flag: value} of what may be in _SHORT's words; lists, as JSON has them, are tuples."""
+    return {_SHORT.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in words.items()}
 
-    gpus: all of them. tp, pp, vp, sep, cp, sharding: degrees; what they leave of `gpus` is data parallel. batch:
-    sequences of a micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1.
-    loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
-    gradients are added up in float32, --amp_master_grad. release_grads, optim_moments, master_weights,
-    optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and offload_optimizer: the flags.
-    fp8_input_store: --activation_func_fp8_input_store. lora: None where all weights are trained. recompute: the
-    launcher's.
-    """
 
-    gpus: int
-    sequence: int
-    tp: int = 1
-    pp: int = 1
-    vp: int = 1
-    sep: int = 1
-    cp: int = 1
-    sharding: int = 1
-    stage: int = 1
-    batch: int = 1
-    micro_batches: int = 1
-    precision: str = "fp8"
-    recompute: str = "none"
-    recompute_modules: tuple[str, ...] = ()
-    fp8_input_store: bool = False
-    mlp_chunk_tokens: int = 0
-    offload_activations: int = 0
-    offload_optimizer: float = 0.0
-    overlap: bool = False
-    loss_in_chunks: bool = False
-    fp8_head: bool = False
-    fp8_attention: bool = False
-    main_grads: bool = False
-    release_grads: bool = False
-    optim_moments: str = "float32"
-    master_weights: str = "float32"
-    optimizer_in_backward: str = "off"
-    lora: Lora | None = None
+def kept(job: Job) -> dict[str, object]:
+    """The flags of a Job that other layouts of the same training have, too."""
+    return {name: getattr(job, name) for name in _KEPT}
 
-    @property
-    def fp8_base(self) -> bool:
-        """Whether the frozen weights exist in fp8 only."""
-        return self.lora is not None and self.lora.fp8_base
 
-    @property
-    def optimizer(self) -> dict[str, str]:
-        """What the flags of the optimizer are, by their names."""
-        return {name: getattr(self, name) for name in OPTIMIZER}
+def row_of(job: Job) -> dict[str, object]:
+    """What `layout` makes the Job from, without defaults, as JSON has it."""
+    adapter = {"rank": job.lora_rank, "targets": job.lora_targets, "fp8_base": job.fp8_base}
+    said = {
+        "sharding": (job.sharding_ranks, 1),
+        "stage": (job.stage, 1),
+        "precision": (job.precision, "fp8"),
+        "recompute": (job.recomputed, "none"),
+        "overlap": (job.overlaps, False),
+        "fp8_input_store": (job.stores_input_in_fp8, False),
+    }
+    plain = layout(job.world, job.sequence)
+    said |= {name: (getattr(job, flag), getattr(plain, flag)) for name, flag in _SHORT.items()}
+    named = {*_SHORT.values(), *LAUNCHERS.values(), "max_length", "lora", "lora_rank", "lora_targets", "quantize_base"}
+    named |= {"script", "world", "use_fp8", "sequence_parallel", "pad_to_max_length", "recompute", "max_grad_norm"}
+    named |= {"recompute_granularity", "sharding_parallel_config", *stored_in_fp8(True)}
+    others = {name: value for name, value in differing(job, plain).items() if name not in named}
+    row = {"gpus": job.world, "sequence": job.sequence}
+    row |= {name: value for name, (value, default) in said.items() if value != default} | others
+    return row | ({"lora": adapter} if job.lora else {})
 
-    @property
-    def data(self) -> int:
-        """Ranks with other sequences."""
-        return self.gpus // (self.tp * self.pp * self.sharing)
 
-    @property
-    def sharing(self) -> int:
-        """Ranks that have parts of the same sequences, by SEP or CP."""
-        return self.sep * self.cp
+def differing(job: Job, other: Job) -> dict[str, object]:
+    """The fields in which a Job differs from another one."""
+    mine, theirs = vars(job), vars(other)
+    return {name: mine[name] for name in FLAGS if mine[name] != theirs[name]}
 
-    @property
-    def replicas(self) -> int:
-        """Data-parallel ranks, each with all that sharding's ranks have together."""
-        return self.data // self.sharding
 
-    @property
-    def main_grads_by_themselves(self) -> bool:
-        """Whether the launcher keeps main gradients on nvgpu."""
-        return self.job.keeps_main_gradients
+def launcher_arguments(job: Job) -> dict[str, object]:
+    """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
+    arguments = {name: getattr(job, flag) for name, flag in LAUNCHERS.items() if name not in ("SEP", "CP")}
+    arguments |= {
+        "FSDP": job.sharding_ranks,
+        "SP": job.tp > 1,
+        "max_seqlen": job.sequence,
+        "sharding_stage": f"stage{job.stage}",
+        "backend": "te",
+        "precision": job.precision,
+        "recompute": job.recomputed,
+    }
+    if job.lora:  # fine-tuning has no pipelines
+        del arguments["PP"], arguments["VP"]
+        arguments["method"] = "lora"
+    arguments |= {name: degree for name, degree in (("SEP", job.sep), ("CP", job.cp)) if degree > 1}
+    return arguments | ({"OVERLAP": True} if job.overlaps else {})
 
-    @property
-    def job(self) -> Job:
-        """The run that the launcher starts on nvgpu for this layout."""
-        return Job(
-            script=FINETUNE if self.lora else PRETRAIN,
-            do_train=True,
-            device="nvgpu",
-            world=self.gpus,
-            transformer_engine_backend="transformer_engine",
-            bf16=True,
-            fp16_opt_level="O2",
-            use_fp8=self.precision == "fp8",
-            tensor_parallel_degree=self.tp,
-            sequence_parallel=self.tp > 1,
-            pad_to_max_length=self.tp > 1,
-            pipeline_parallel_degree=self.pp,
-            virtual_pp_degree=self.vp,
-            sep_parallel_degree=self.sep,
-            context_parallel_degree=self.cp,
-            sharding=f"stage{self.stage}" if self.sharding > 1 else "",
-            sharding_parallel_degree=self.sharding,
-            per_device_train_batch_size=self.batch,
-            gradient_accumulation_steps=self.micro_batches,
-            max_seq_length=self.sequence,
-            max_length=self.sequence,
-            recompute=self.recompute != "none",
-            recompute_granularity="full" if self.recompute == "none" else self.recompute,
-            recompute_modules=self.recompute_modules,
-            activation_func_fp8_input_store=self.fp8_input_store,
-            mlp_chunk_tokens=self.mlp_chunk_tokens,
-            offload_activations=self.offload_activations,
-            offload_optimizer=self.offload_optimizer,
-            use_fused_linear_cross_entropy=self.loss_in_chunks,
-            fp8_lm_head=self.fp8_head,
-            fp8_dpa=self.fp8_attention,
-            amp_master_grad=self.main_grads,
-            optim_moments=self.optim_moments,
-            master_weights=self.master_weights,
-            optimizer_in_backward=self.optimizer_in_backward,
-            max_grad_norm=0.0 if self.optimizer_in_backward == "unclipped" else 1.0,
-            lora=self.lora is not None,
-        )
 
-    @property
-    def shards_gradients(self) -> bool:
-        """Whether a rank keeps the gradients of its own weights only."""
-        return self.sharding > 1 and self.stage > 1
+def extra_flags(job: Job) -> dict[str, object]:
+    """The flags that stand in EXTRA_ARGS: those that the launcher's arguments do not say, and that are not what the
+    launcher sets by itself."""
+    plain = layout(
+        job.world, job.sequence, sharding=job.sharding_ranks, stage=job.stage, precision=job.precision,
+        recompute=job.recomputed, overlap=job.overlaps, optimizer_in_backward=job.optimizer_in_backward,
+    )  # fmt: skip
+    plain = plain.but(
+        **{flag: getattr(job, flag) for flag in (*LAUNCHERS.values(), "lora", "pad_to_max_length")},
+        amp_master_grad=plain.keeps_main_gradients or job.overlaps,
+        optimizer_in_backward="off",
+    )
+    own = {"lora_rank": job.lora_rank} if job.lora else {}
+    return own | {name: value for name, value in differing(job, plain).items() if name not in own}
 
-    @property
-    def shards_weights(self) -> bool:
-        """Whether a rank keeps slices of the weights only."""
-        return self.sharding > 1 and self.stage == 3
 
-    @property
-    def tokens(self) -> int:
-        """Of a rank's micro-batch, of whose sequences other ranks may have the rest."""
-        return self.batch * self.sequence // self.sharing
+def extra_arguments(job: Job) -> str:
+    """The same as one text."""
+    return " ".join(
+        printed({name: f"{value:g}" if isinstance(value, float) else value for name, value in extra_flags(job).items()})
+    )
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Of all ranks."""
-        return self.batch * self.sequence * self.micro_batches * self.data
 
-    @property
-    def recomputed_modules(self) -> tuple[str, ...]:
-        """The parts of a layer that backward computes again, where it does not so with whole layers."""
-        return self.recompute_modules + ("core_attn",) * (self.recompute == "core_attn")
+def adapter_flags(job: Job) -> list[str]:
+    """The words that fine-tuning and `paddle-te plan` have for an adapter, beside --lora."""
+    if not job.lora:
+        return []
+    targets = None if job.lora_targets == LORA_TARGETS[0] else job.lora_targets
+    return printed({"lora_rank": job.lora_rank, "lora_targets": targets, "quantize_base": job.quantize_base})
 
-    @property
-    def mlp_in_chunks(self) -> bool:
-        """Whether the GEMMs of a layer's MLP have more tokens than a chunk."""
-        return 0 < self.mlp_chunk_tokens < self.tokens
 
-    @property
-    def offloads(self) -> bool:
-        """Whether anything lies in host memory."""
-        return self.offload_activations > 0 or self.offload_optimizer > 0
+def shape(job: Job) -> str:
+    """How ranks share a model, in words for a table."""
+    degrees = {"TP": job.tp, "PP": job.pp, "VP": job.vp, "SEP": job.sep, "CP": job.cp}
+    degrees |= {f"stage{job.stage} over ": job.sharding_ranks, "DP": job.replicas}
+    words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
+    return " × ".join(words)
 
-    @property
-    def recompute_text(self) -> str:
-        """What backward computes again, in words for a table."""
-        return " + ".join(self.recomputed_modules) or self.recompute
 
-    @property
-    def memory_text(self) -> str:
-        """The same, and how many tokens the MLP takes at a time where these are not all."""
-        stored = ", SwiGLU's input in fp8" * self.fp8_input_store
-        return self.recompute_text + stored + f", MLP in chunks of {self.mlp_chunk_tokens}" * self.mlp_in_chunks
+def recompute_text(job: Job) -> str:
+    """What backward computes again, in words for a table."""
+    return " + ".join(job.recomputed_modules) or job.recomputed
 
-    def launcher_arguments(self) -> dict[str, object]:
-        """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
-        arguments = {
-            "batch_size_per_device": self.batch,
-            "FSDP": self.sharding,
-            "TP": self.tp,
-            "PP": self.pp,
-            "VP": self.vp,
-            "GA": self.micro_batches,
-            "SP": self.tp > 1,
-            "max_seqlen": self.sequence,
-            "sharding_stage": f"stage{self.stage}",
-            "backend": "te",
-            "precision": self.precision,
-            "recompute": self.recompute,
-        }
-        if self.lora:  # fine-tuning has no pipelines
-            del arguments["PP"], arguments["VP"]
-            arguments["method"] = "lora"
-        arguments |= {name: degree for name, degree in (("SEP", self.sep), ("CP", self.cp)) if degree > 1}
-        return arguments | ({"OVERLAP": True} if self.overlap else {})
 
-    def extra_arguments(self) -> str:
-        """What stands in EXTRA_ARGS."""
-        extra = self.lora.flags() if self.lora else []
-        extra += [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
-        extra += ["--activation_func_fp8_input_store true"] * self.fp8_input_store
-        extra += [f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"] * bool(self.mlp_chunk_tokens)
-        extra += [f"--offload_activations {self.offload_activations}"] * bool(self.offload_activations)
-        extra += [f"--offload_optimizer {self.offload_optimizer:g}"] * bool(self.offload_optimizer)
-        if self.main_grads != self.main_grads_by_themselves and not self.overlap:
-            extra.append(f"--amp_master_grad {str(self.main_grads).lower()}")
-        extra += ["--release_grads true"] * self.release_grads
-        extra += ["--fp8_lm_head true"] * self.fp8_head + ["--fp8_dpa true"] * self.fp8_attention
-        extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
-        extra += chosen(self, OPTIMIZER)
-        extra += ["--max_grad_norm 0"] * (self.optimizer_in_backward == "unclipped")
-        return " ".join(extra)
-
-    def __str__(self) -> str:
-        degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp, "SEP": self.sep, "CP": self.cp}
-        degrees |= {f"stage{self.stage} over ": self.sharding}
-        degrees["DP"] = self.replicas
-        words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
-        return " × ".join(words)
+def memory_text(job: Job) -> str:
+    """The same, and how many tokens the MLP takes at a time where these are not all."""
+    stored = ", SwiGLU's input in fp8" * job.stores_input_in_fp8
+    return recompute_text(job) + stored + f", MLP in chunks of {job.chunk}" * job.mlp_in_chunks

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from paddle_te.job import Job
 from paddle_te.planner.gpus import GPUS, Gpu
-from paddle_te.planner.layout import Layout, Lora
+from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.model import Model
 
 FILE = Path(__file__).with_suffix(".json")
@@ -21,7 +22,7 @@ class Ran:
 
     gpu: Gpu
     model: Model
-    layout: Layout
+    layout: Job
     tokens_per_second: float
 
 
@@ -32,7 +33,7 @@ def all_that_ran() -> tuple[Ran, ...]:
 
 
 def _ran(gpu: str, model: dict, layout: dict, tokens_per_second: float) -> Ran:
-    return Ran(GPUS[gpu], model_of_row(model), layout_of_row(layout), tokens_per_second)
+    return Ran(GPUS[gpu], model_of_row(model), layout_of(**layout), tokens_per_second)
 
 
 def model_of_row(row: dict) -> Model:
@@ -41,25 +42,19 @@ def model_of_row(row: dict) -> Model:
     return Model(**{"head_dim": row["hidden"] // row["heads"]} | row)
 
 
-def layout_of_row(row: dict) -> Layout:
-    """The Layout that JSON has as its fields, without defaults."""
-    lora = {"lora": Lora(**row["lora"])} if row.get("lora") else {}
-    return Layout(**row | {"recompute_modules": tuple(row.get("recompute_modules", ()))} | lora)
-
-
-def speed_of(model: Model, layout: Layout, gpu: Gpu) -> float | None:
+def speed_of(model: Model, layout: Job, gpu: Gpu) -> float | None:
     """Tokens/s of a GPU that were measured of this very layout; None where it never ran."""
     asked = model, layout, gpu.title
     found = (ran.tokens_per_second for ran in all_that_ran() if (ran.model, ran.layout, ran.gpu.title) == asked)
     return next(found, None)
 
 
-def ran_on(layout: Layout) -> list[str]:
+def ran_on(layout: Job) -> list[str]:
     """The GPUs on which layouts of the same kind ran."""
     return sorted({gpu for kind, gpu in _kinds() if kind == _kind(layout)})
 
 
-def has_run(layout: Layout) -> bool:
+def has_run(layout: Job) -> bool:
     """Whether a layout of the same kind ran on any GPU."""
     return bool(ran_on(layout))
 
@@ -69,8 +64,8 @@ def _kinds() -> frozenset[tuple[tuple, str]]:
     return frozenset((_kind(ran.layout), ran.gpu.title) for ran in all_that_ran())
 
 
-def _kind(layout: Layout) -> tuple:
+def _kind(layout: Job) -> tuple:
     """The ways in which ranks share a model, whatever their number, and what lies in host memory."""
     shared = (degree > 1 for degree in (layout.tp, layout.pp, layout.vp, layout.sep, layout.cp, layout.replicas))
     on_the_host = layout.offload_activations > 0, layout.offload_optimizer > 0
-    return *shared, *on_the_host, layout.sharding > 1 and layout.stage, layout.lora is not None
+    return *shared, *on_the_host, layout.sharding_ranks > 1 and layout.stage, layout.lora

@@ -9,13 +9,13 @@ parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from paddle_te.job import Job
 from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
-from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Gemm, Model
 from paddle_te.planner.offloaded import whole_weights
 
@@ -55,7 +55,7 @@ class Moment(NamedTuple):
     working: float
 
 
-def memory_of_step(model: Model, layout: Layout, rank: int | None = None) -> Memory:
+def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory:
     """Return the memory of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last,
     which has the head.
 
@@ -65,31 +65,31 @@ def memory_of_step(model: Model, layout: Layout, rank: int | None = None) -> Mem
     return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)
 
 
-def releases_gradients(layout: Layout) -> bool:
+def releases_gradients(layout: Job) -> bool:
     """Whether a step's gradients are gone before the next one begins. One process lets those in bf16 go
     (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients go with --release_grads and in sharding stage 3, where a
     rank's parts are new in each step (`upstream.stage3_gradients`)."""
-    if layout.main_grads:
+    if layout.amp_master_grad:
         return layout.release_grads or layout.shards_weights
-    return layout.release_grads or layout.gpus == 1
+    return layout.release_grads or layout.world == 1
 
 
-def lacking(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> float:
+def lacking(memory: Memory, model: Model, layout: Job, gpu: Gpu) -> float:
     """Bytes that a GPU has too little for it; where it fits, 0 or less.
 
     Paddle's allocator cannot join the free pieces that it has, so that there must be room for one more of the largest
     tensors, the logits.
     """
-    logits = 0 if layout.loss_in_chunks else 2 * layout.tokens * model.vocabulary / layout.tp
+    logits = 0 if layout.use_fused_linear_cross_entropy else 2 * layout.tokens * model.vocabulary / layout.tp
     return memory.total + logits - (gpu.memory - communicators(layout)) * 1e9
 
 
-def communicators(layout: Layout) -> float:
+def communicators(layout: Job) -> float:
     """Return the GB of each GPU that NCCL keeps for the groups in which a layout's ranks exchange anything."""
     degrees = {
         "data": layout.replicas,
         "pipeline": layout.pp,
-        "sharding": layout.sharding,
+        "sharding": layout.sharding_ranks,
         "sequence": layout.sharing,
         "tensor": layout.tp,
     }
@@ -97,18 +97,18 @@ def communicators(layout: Layout) -> float:
     return max(kinds, default=0) + FURTHER_KIND * max(len(kinds) - 1, 0)
 
 
-def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
+def fits(memory: Memory, model: Model, layout: Job, gpu: Gpu) -> bool:
     """Whether a GPU has room for it."""
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _stage(model: Model, layout: Layout, stage: int, rank: int | None) -> Memory:
+def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     embeddings = first + (last and not (first and model.tied))
     local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
     weights, trained = 2 * local, trained_elements(model, layout, local)
     if layout.shards_weights:  # a rank's slices; of the whole weights, the largest at the loss
-        weights = 2 * local / layout.sharding + 2 * embeddings * model.embedding / layout.tp
+        weights = 2 * local / layout.sharding_ranks + 2 * embeddings * model.embedding / layout.tp
     if layout.lora:
         weights += 2 * trained
         if layout.fp8_base:  # a byte each; the scales of blocks are less than a thousandth
@@ -120,7 +120,7 @@ def _stage(model: Model, layout: Layout, stage: int, rank: int | None) -> Memory
     return Memory(weights=weights, states=states, **moment._asdict())
 
 
-def trained_elements(model: Model, layout: Layout, local: float) -> float:
+def trained_elements(model: Model, layout: Job, local: float) -> float:
     """Of the weights that a rank trains: all `local` ones, or with LoRA its adapters: A [inputs, rank] and B [rank,
     outputs] for each part of a weight. Tensor parallel ranks share B of a column-parallel one, and A of a row-parallel
     one."""
@@ -130,24 +130,24 @@ def trained_elements(model: Model, layout: Layout, local: float) -> float:
     for gemm in adapted(model, layout):
         split_in, split_out = (1, layout.tp) if gemm.mode == "column" else (layout.tp, 1)
         elements += sum(gemm.inputs / split_in + size / split_out for size in gemm.outputs)
-    return layout.lora.rank * elements * model.layers / layout.pp
+    return layout.lora_rank * elements * model.layers / layout.pp
 
 
-def adapted(model: Model, layout: Layout) -> list[Gemm]:
+def adapted(model: Model, layout: Job) -> list[Gemm]:
     """The GEMMs of a layer with low-rank products beside them."""
-    return [gemm for gemm in model.gemms if layout.lora and layout.lora.on(gemm.part)]
+    return [gemm for gemm in model.gemms if layout.adapts(gemm.part)]
 
 
-def _moments(model: Model, layout: Layout, first: bool, last: bool, gradients: float) -> Iterator[Moment]:
+def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: float) -> Iterator[Moment]:
     """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
     layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
     here = layers - layout.offload_activations  # whose activations are on the device
     kept = kept_of_a_layer(model, layout) * layout.tokens
-    kept += 0 if layout.recompute == "full" else _packed_factors(model, layout)
+    kept += 0 if layout.recomputed == "full" else _packed_factors(model, layout)
     kept *= _in_flight(layout, first) / layout.tp
     # a frozen embedding's output has no gradient, without which PaddleNLP computes nothing again
-    whole = layout.lora is not None and layout.recompute == "full" and first
+    whole = layout.lora and layout.recomputed == "full" and first
     whole_layer = whole * (_kept_again(model, layout) * layout.tokens + _packed_factors(model, layout)) / layout.tp
     waiting_layers = here * kept + whole_layer
     copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
@@ -174,7 +174,7 @@ def _moments(model: Model, layout: Layout, first: bool, last: bool, gradients: f
     yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
 
-def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment) -> Iterator[Moment]:
+def _moments_of_the_head(model: Model, layout: Job, waiting: Moment) -> Iterator[Moment]:
     """The loss, and lm_head's backward, while all activations wait. In chunks the loss has its gradients, too, and adds
     lm_head's up in float32; backward multiplies them by the loss's, in float32.
 
@@ -185,29 +185,29 @@ def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment) -> Itera
     embedding = 0 if layout.lora else model.embedding / layout.tp  # whose gradient there is
     states = model.hidden * layout.tokens
     norm = 4 * states + waiting.working
-    backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
-    if layout.loss_in_chunks:
+    backward = waiting._replace(gradients=waiting.gradients + (0 if layout.amp_master_grad else 2 * embedding))
+    if layout.use_fused_linear_cross_entropy:
         chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
         yield waiting._replace(working=norm + 4 * embedding + LOGIT_BYTES * chunk)
         yield backward._replace(working=norm + 4 * embedding)
         return
     yield waiting._replace(working=norm + LOGIT_BYTES * logits)
-    casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
+    casts = 2 if layout.fp8_lm_head else 0  # of the logits' gradient, and its transpose
     yield backward._replace(working=norm + (2 + casts) * logits)
 
 
-def new_gradients(model: Model, layout: Layout) -> float:
+def new_gradients(model: Model, layout: Job) -> float:
     """Bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP, before they take
     their place or are used up. GEMMs add to main gradients; of an MLP in chunks `backward_of_a_layer` counts them."""
-    return 0 if layout.main_grads or layout.mlp_in_chunks or layout.lora else 2 * model.mlp_weights / layout.tp
+    return 0 if layout.amp_master_grad or layout.mlp_in_chunks or layout.lora else 2 * model.mlp_weights / layout.tp
 
 
-def own_elements(model: Model, layout: Layout, local: float, rank: int | None = None) -> float:
+def own_elements(model: Model, layout: Job, local: float, rank: int | None = None) -> float:
     """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most. Stage 2
     leaves each weight whole, stages 1 and 3 divide all evenly."""
-    if layout.sharding == 1 or layout.stage != 2 or layout.pp > 1 or layout.lora:  # adapters are many and small
-        return local / layout.sharding
-    shares = shares_of_whole_weights(model, layout.tp, layout.sharding)
+    if layout.sharding_ranks == 1 or layout.stage != 2 or layout.pp > 1 or layout.lora:  # adapters are many and small
+        return local / layout.sharding_ranks
+    shares = shares_of_whole_weights(model, layout.tp, layout.sharding_ranks)
     return max(shares) if rank is None else shares[rank]
 
 
@@ -221,58 +221,58 @@ def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, .
     return tuple(shares)
 
 
-def gradient_bytes(layout: Layout) -> float:
+def gradient_bytes(layout: Job) -> float:
     """A parameter that a rank keeps the gradient of. Stage 1 with overlap has them in float32. paddle.DataParallel
     copies bf16 gradients into buffers of its own."""
-    each = 4 if layout.main_grads or layout.overlap else 2
-    return each + (2 if layout.replicas > 1 and not layout.main_grads and not layout.shards_gradients else 0)
+    each = 4 if layout.amp_master_grad or layout.overlaps else 2
+    return each + (2 if layout.replicas > 1 and not layout.amp_master_grad and not layout.shards_gradients else 0)
 
 
-def state_bytes(layout: Layout) -> float:
+def state_bytes(layout: Job) -> float:
     """A parameter: its master weight and AdamW's two moments."""
     return MASTER_WEIGHTS[layout.master_weights] + 2 * MOMENTS[layout.optim_moments]
 
 
-def states_on_device(local: float, layout: Layout) -> float:
+def states_on_device(local: float, layout: Job) -> float:
     """Of so many weights that a rank has states of, those whose states are on the device at a time."""
     moved = layout.offload_optimizer * local
     return local - moved + min(moved, OFFLOADED_AT_ONCE)
 
 
-def states_on_host(model: Model, layout: Layout) -> float:
+def states_on_host(model: Model, layout: Job) -> float:
     """Bytes of the optimizer's states that a rank has in host memory, on average over the pipeline's stages."""
-    local = model.parameters / (layout.tp * layout.pp * layout.sharding)
+    local = model.parameters / (layout.tp * layout.pp * layout.sharding_ranks)
     return layout.offload_optimizer * state_bytes(layout) * local
 
 
-def fp8_copies(model: Model, layout: Layout, last: bool) -> tuple[float, float]:
+def fp8_copies(model: Model, layout: Job, last: bool) -> tuple[float, float]:
     """Bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head: of their weights, and
     of what --fp8_lm_head keeps of the head's input."""
     of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
     of_the_input = 0 if layout.lora else model.hidden * layout.tokens  # which the weight's gradient alone needs
-    head = of_the_weight + of_the_input if last and layout.fp8_head else 0
+    head = of_the_weight + of_the_input if last and layout.fp8_lm_head else 0
     return fp8_copies_of_a_layer(model, layout), head
 
 
-def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
+def fp8_copies_of_a_layer(model: Model, layout: Job) -> int:
     """Bytes of fp8 copies of the GEMMs' weights that are kept: for one micro-batch the transposes that dgrad needs,
     which a GEMM that is computed again makes anew; for several both, from one to the next."""
     if layout.precision != "fp8" or layout.fp8_base:
         return 0
     if layout.micro_batches > 1:
         return 2 * model.gemm_weights
-    if layout.recompute == "full":
+    if layout.recomputed == "full":
         return 0
     if layout.mlp_in_chunks:
         return model.gemm_weights - model.mlp_weights
     return model.gemm_weights - model.hidden * model.fc1 * ("mlp" in layout.recomputed_modules)
 
 
-def kept_of_a_layer(model: Model, layout: Layout) -> float:
+def kept_of_a_layer(model: Model, layout: Job) -> float:
     """Bytes a token that wait for backward, the layer's input included."""
     h, f = model.hidden, model.ffn
     entry = 2 * h  # the residual of the attention half, from which its norm is computed again
-    if layout.recompute == "full":
+    if layout.recomputed == "full":
         return entry
     again = layout.recomputed_modules
     if layout.mlp_in_chunks:
@@ -280,7 +280,7 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     statistics = 8 if model.bias else 4  # float32, of a norm
     of_input = {part: _kept_of_an_input(layout, part) for part in ("attention", "mlp")}
     norm, norm_2 = (0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
-    of_attention = 1 if layout.fp8_attention else 2
+    of_attention = 1 if layout.fp8_dpa else 2
     qkv = of_attention * model.qkv
     attention = (
         0 if "core_attn" in again else of_attention * model.q + 4 * model.heads
@@ -291,49 +291,49 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
         proj = 0
     middle = 2 * h  # the residual of the MLP half
     # its input, and its output (gate and up)
-    fc1 = 0 if "mlp" in again else norm_2 + (MXFP8 if layout.fp8_input_store else 2) * model.fc1
+    fc1 = 0 if "mlp" in again else norm_2 + (MXFP8 if layout.stores_input_in_fp8 else 2) * model.fc1
     activation = 0 if {"mlp", "mlp_act"} & {*again} else of_input["mlp"] * f  # fc2's input
     low_rank = 2 * sum(_width(layout, gemm) for gemm in _kept_products(model, layout))  # x·A
     return entry + norm + qkv + attention + proj + middle + fc1 + activation + low_rank
 
 
-def _kept_of_an_input(layout: Layout, part: str) -> int:
+def _kept_of_an_input(layout: Job, part: str) -> int:
     """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone. With LoRA
     the adapter's gradient needs it, in bf16."""
     if layout.lora:
-        return 2 * layout.lora.on(part)
+        return 2 * layout.adapts(part)
     return 1 if layout.precision == "fp8" else 2
 
 
-def _width(layout: Layout, gemm: Gemm) -> int:
+def _width(layout: Job, gemm: Gemm) -> int:
     """Columns of all A of a GEMM's weight side by side."""
-    return layout.lora.rank * len(gemm.outputs)
+    return layout.lora_rank * len(gemm.outputs)
 
 
-def _packed_factors(model: Model, layout: Layout) -> float:
+def _packed_factors(model: Model, layout: Job) -> float:
     """Bytes of a layer's A side by side and its B on a diagonal, which its two low-rank GEMMs of each weight read."""
     return 2 * sum(_width(layout, gemm) * (gemm.inputs + sum(gemm.outputs)) for gemm in _kept_products(model, layout))
 
 
-def _kept_products(model: Model, layout: Layout) -> list[Gemm]:
+def _kept_products(model: Model, layout: Job) -> list[Gemm]:
     """The GEMMs whose low-rank products keep something: not fc1 where it is computed again alone."""
-    fc1 = ("mlp", "column") if layout.recompute != "full" and "mlp" in layout.recomputed_modules else None
+    fc1 = ("mlp", "column") if layout.recomputed != "full" and "mlp" in layout.recomputed_modules else None
     return [gemm for gemm in adapted(model, layout) if (gemm.part, gemm.mode) != fc1]
 
 
-def offloaded_bytes(model: Model, layout: Layout) -> float:
+def offloaded_bytes(model: Model, layout: Job) -> float:
     """Bytes of a layer that --offload_activations moves: all that the layer keeps, and with it the fp8 copies of its
     weights where they are made for one micro-batch."""
     copies = fp8_copies_of_a_layer(model, layout) if layout.micro_batches == 1 else 0
     return (kept_of_a_layer(model, layout) * layout.tokens + copies) / layout.tp
 
 
-def host_bytes(model: Model, layout: Layout) -> float:
+def host_bytes(model: Model, layout: Job) -> float:
     """Bytes of host memory that are pinned for a GPU."""
     return layout.offload_activations * offloaded_bytes(model, layout) + states_on_host(model, layout)
 
 
-def backward_of_a_layer(model: Model, layout: Layout) -> float:
+def backward_of_a_layer(model: Model, layout: Job) -> float:
     """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
     fc1's output; of a weight that exists in fp8 only the transposed copy. With LoRA the former gradient finds the room
@@ -342,27 +342,27 @@ def backward_of_a_layer(model: Model, layout: Layout) -> float:
     is in 16 bits again."""
     again, act_again = _kept_again(model, layout), {"mlp", "mlp_act"} & {*layout.recomputed_modules}
     gradients = 2 * model.fc1 + 2 * model.ffn
-    if layout.lora is not None and layout.lora.on("mlp"):
+    if layout.adapts("mlp"):
         gradients += 2 * model.ffn if act_again else -2 * model.ffn
         gradients += model.fc1 if model.gated and layout.precision == "fp8" else 0
     if layout.mlp_in_chunks:
         return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
-    if layout.recompute != "full" and "mlp" in layout.recomputed_modules:
+    if layout.recomputed != "full" and "mlp" in layout.recomputed_modules:
         again = 2 * model.fc1
-    if layout.fp8_input_store and not model.gated:
+    if layout.stores_input_in_fp8 and not model.gated:
         again += 2 * model.fc1
     transposed = model.hidden * model.fc1 if layout.fp8_base else 0  # the largest weight
     return (again + gradients) * layout.tokens + transposed
 
 
-def _kept_again(model: Model, layout: Layout) -> float:
+def _kept_again(model: Model, layout: Job) -> float:
     """Bytes a token of what a layer keeps that is computed again as a whole, besides its input; else 0."""
-    if layout.recompute != "full":
+    if layout.recomputed != "full":
         return 0
-    return kept_of_a_layer(model, replace(layout, recompute="none")) - 2 * model.hidden
+    return kept_of_a_layer(model, layout.but(recompute=False)) - 2 * model.hidden
 
 
-def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: float) -> float:
+def _backward_in_chunks(model: Model, layout: Job, again: float, of_mlp: float) -> float:
     """The greater of two moments, of a layer whose MLP is taken in chunks.
 
     In the MLP: `of_mlp` bytes for each token of a chunk, both weights in fp8 and their gradients in float32; the
@@ -371,12 +371,12 @@ def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: floa
     output; beside them what attention reads in 16 bits, when what the layer keeps of attention and projection is gone,
     or attention in fp8 itself, when it is not.
     """
-    h, fp8, full = model.hidden, layout.precision == "fp8", layout.recompute == "full"
-    weights = 2 * model.mlp_weights * fp8 + (0 if layout.main_grads else 4 * model.mlp_weights)
-    of_mlp = of_mlp * layout.mlp_chunk_tokens + weights + (again + (8 if full else 4) * h) * layout.tokens
+    h, fp8, full = model.hidden, layout.precision == "fp8", layout.recomputed == "full"
+    weights = 2 * model.mlp_weights * fp8 + (0 if layout.amp_master_grad else 4 * model.mlp_weights)
+    of_mlp = of_mlp * layout.chunk + weights + (again + (8 if full else 4) * h) * layout.tokens
     norm = 0 if "layernorm" in layout.recomputed_modules else (1 if fp8 else 2) * h
     of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv
-    if layout.fp8_attention:
+    if layout.fp8_dpa:
         of_attention += fp8_attention_workspace(model)
     else:
         of_attention += 4 * model.q - (0 if full else kept_of_a_layer(model, layout) - 2 * h - norm)
@@ -389,7 +389,7 @@ def fp8_attention_workspace(model: Model) -> float:
     return 4 * model.q * (3 if model.kv_heads < model.heads else 1)
 
 
-def _in_flight(layout: Layout, first: bool) -> float:
+def _in_flight(layout: Job, first: bool) -> float:
     """Micro-batches whose activations a stage keeps: 1F1B on the first stage pp, interleaved somewhat more (4.2.3)."""
     if layout.pp == 1 or not first:
         return 1

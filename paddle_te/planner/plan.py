@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from paddle_te.planner.layout import Layout
+from paddle_te.job import Job
 from paddle_te.planner.memory import Memory
 
 
@@ -13,7 +13,7 @@ from paddle_te.planner.memory import Memory
 class Plan:
     """A layout with what it needs. times: {part: ms}."""
 
-    layout: Layout
+    layout: Job
     memory: Memory
     times: dict[str, float]
 
@@ -25,4 +25,4 @@ class Plan:
     @property
     def tokens_per_second(self) -> float:
         """Of one GPU."""
-        return self.layout.tokens_per_step / self.milliseconds * 1e3 / self.layout.gpus
+        return self.layout.tokens_per_step / self.milliseconds * 1e3 / self.layout.world

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from paddle_te.planner.layout import Layout
+from paddle_te.job import Job
 from paddle_te.planner.measured import has_run
 from paddle_te.planner.plan import Plan
 
@@ -17,7 +17,7 @@ class Price(NamedTuple):
     """What a layout has, by how much faster it must be for that, and what it costs, in words; "" for nothing that a
     user gives up."""
 
-    has: Callable[[Layout], object]
+    has: Callable[[Job], object]
     factor: float
     costs: str = ""
 
@@ -57,16 +57,16 @@ def rank(plan: Plan) -> tuple[float, int, float]:
     return worth, computed_again(layout), plan.memory.total
 
 
-def things(layout: Layout) -> list[str]:
+def things(layout: Job) -> list[str]:
     """What a layout has that the simplest one has not."""
     has = {
         "TP": layout.tp > 1,
         "PP": layout.pp > 1,
         "VP": layout.vp > 1,
         "SEP or CP": layout.sharing > 1,
-        "sharding": layout.sharding > 1,
+        "sharding": layout.sharding_ranks > 1,
         "recompute": computed_again(layout),
-        "loss in chunks": layout.loss_in_chunks,
+        "loss in chunks": layout.use_fused_linear_cross_entropy,
         "MLP in chunks": layout.mlp_in_chunks,
         "activations in host memory": layout.offload_activations,
         "states in host memory": layout.offload_optimizer,
@@ -74,11 +74,11 @@ def things(layout: Layout) -> list[str]:
     return [name for name, there in has.items() if there]
 
 
-def computed_again(layout: Layout) -> int:
+def computed_again(layout: Job) -> int:
     """The parts of a layer that backward computes again, whole layers being more than all parts."""
-    return 10 if layout.recompute == "full" else len(layout.recomputed_modules)
+    return 10 if layout.recomputed == "full" else len(layout.recomputed_modules)
 
 
-def costs(layout: Layout) -> list[str]:
+def costs(layout: Job) -> list[str]:
     """What a user gives up for a layout, in words."""
     return [price.costs for price in PRICES if price.costs and price.has(layout)]

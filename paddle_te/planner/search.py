@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from paddle_te.job import fault
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
+from paddle_te.job import Job, fault
+from paddle_te.options.launcher import OVERLAPS
+from paddle_te.options.scripts import (
+    MASTER_WEIGHTS,
+    MOMENTS,
+    OFFLOADED_AT_ONCE,
+    WHOLE_LAYERS,
+    again,
+    in_chunks,
+    stored_in_fp8,
+)
 from paddle_te.planner.gpus import Gpu
-from paddle_te.planner.layout import Layout
+from paddle_te.planner.layout import by_flag, shape
+from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.memory import Memory, fits, host_bytes, lacking, memory_of_step, offloaded_bytes, state_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
@@ -17,22 +27,18 @@ from paddle_te.planner.ranking import rank
 from paddle_te.planner.speed import hidden_layers, time_of_step
 
 # What backward may compute again: first what saves most bytes in a millisecond (`speed.again_ms`), then more and more
-RECOMPUTE = (
-    {"recompute": "none"},
-    {"recompute_modules": ("layernorm",)},
-    {"recompute_modules": ("layernorm", "mlp_act")},
-    {"recompute_modules": ("layernorm", "mlp_act", "core_attn")},
-    {"recompute_modules": ("layernorm", "mlp")},
-    {"recompute_modules": ("layernorm", "mlp", "core_attn")},
-    {"recompute": "full"},
+RECOMPUTE: tuple[dict[str, object], ...] = (
+    {},
+    again("layernorm"),
+    again("layernorm", "mlp_act"),
+    again("layernorm", "mlp_act", "core_attn"),
+    again("layernorm", "mlp"),
+    again("layernorm", "mlp", "core_attn"),
+    WHOLE_LAYERS,
 )
 # The same with the MLP in chunks, where a rank has so many tokens that this makes one layer's backward much smaller.
 CHUNK = 16384
-IN_CHUNKS = tuple(
-    again | {"mlp_chunk_tokens": CHUNK}
-    for again in RECOMPUTE
-    if again.get("recompute") == "full" or "mlp" in again.get("recompute_modules", ())
-)
+IN_CHUNKS = tuple(each | in_chunks(CHUNK) for each in RECOMPUTE[-3:])
 BATCHES = (1, 2, 4, 8)
 LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
@@ -61,7 +67,7 @@ def search(
     sequence: int,
     tokens_per_step: int,
     precision: str,
-    wanted: Callable[[Layout], bool] = lambda layout: True,
+    wanted: Callable[[Job], bool] = lambda layout: True,
     **flags: object,
 ) -> Search:
     """The Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
@@ -71,84 +77,86 @@ def search(
 
     Raises ValueError where no layout has so many tokens.
     """
+    flags = by_flag(flags)
     if tokens_per_step % sequence:
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
     found, fitting, least = False, {}, {}
     every = layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags)
     for layout in _fitted(model, filter(wanted, every), gpu, flags):
         found = True
-        shape, memory = str(layout), memory_of_step(model, layout)
+        kind_of_layout, memory = shape(layout), memory_of_step(model, layout)
         fitted = fits(memory, model, layout, gpu)
-        smallest = shape not in least or memory.total < least[shape].memory.total
+        smallest = kind_of_layout not in least or memory.total < least[kind_of_layout].memory.total
         if not fitted and not smallest:
             continue
         plan = Plan(layout, memory, time_of_step(model, layout, gpu))
         if fitted:
-            kind = shape, *_shown_apart(layout)
+            kind = kind_of_layout, *_shown_apart(layout)
             fitting[kind] = min(plan, fitting.get(kind, plan), key=rank)
         if smallest:
-            least[shape] = plan
+            least[kind_of_layout] = plan
     if not found:
         raise ValueError(
             f"no layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
             f"{tokens_per_step // sequence} sequences a step evenly; try another tokens_per_step"
         )
-    shapes = {shape for shape, *_ in fitting}
-    too_large = {shape: plan for shape, plan in least.items() if shape not in shapes}
+    shapes = {each for each, *_ in fitting}
+    too_large = {each: plan for each, plan in least.items() if each not in shapes}
     return Search(sorted(fitting.values(), key=rank), too_large)
 
 
-def _shown_apart(layout: Layout) -> tuple[object, ...]:
+def _shown_apart(layout: Job) -> tuple[object, ...]:
     """What two layouts that share the model alike must differ in to be both in a Search."""
-    again = layout.recompute == "full", bool(layout.recomputed_modules)
-    return *again, layout.offload_activations > 0, layout.offload_optimizer > 0, *layout.optimizer.values()
+    computed = layout.recomputed == "full", bool(layout.recomputed_modules)
+    return *computed, layout.offload_activations > 0, layout.offload_optimizer > 0, *layout.optimizer.values()
 
 
 def layouts(
     model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: object
-) -> Iterator[Layout]:
+) -> Iterator[Job]:
     """Those that the launcher accepts; of what is equally fast and large one."""
-    for one in _optimizers(Layout(gpus, sequence, precision=precision, **flags), flags):
+    for one in _optimizers(layout_of(gpus, sequence, precision=precision, **flags), flags):
         for whole in _model_parallel(model, gpu, one):
             for batch in BATCHES:
                 micro_batches, rest = divmod(sequences, whole.data * batch)
                 if rest or not micro_batches:
                     continue
-                filled = replace(whole, batch=batch, micro_batches=micro_batches)
+                filled = whole.but(per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches)
                 for shared in filter(_accepted, _data_parallel(filled)):
                     yield from filter(_accepted, map(_with_what_is_stored, _of_memory(shared, flags)))
 
 
-def _optimizers(layout: Layout, given: Container[str]) -> Iterator[Layout]:
+def _optimizers(layout: Job, given: Container[str]) -> Iterator[Job]:
     """The layout with ordinary updates and with those in backward, unless the user or an adapter decides, and with the
     main gradients that the launcher keeps."""
     decided = "optimizer_in_backward" in given or layout.lora
     for kind in (layout.optimizer_in_backward,) if decided else ("off", "last_norm"):
-        one = replace(layout, optimizer_in_backward=kind)
-        yield one if "main_grads" in given else replace(one, main_grads=one.main_grads_by_themselves)
+        norm = 0.0 if kind == "unclipped" else layout.max_grad_norm
+        one = layout.but(optimizer_in_backward=kind, max_grad_norm=norm)
+        yield one if "amp_master_grad" in given else one.but(amp_master_grad=one.keeps_main_gradients)
 
 
-def _of_memory(layout: Layout, given: Container[str]) -> Iterator[Layout]:
+def _of_memory(layout: Job, given: Container[str]) -> Iterator[Job]:
     """The layout with all that backward may compute again, and with the loss at once and in chunks, unless the user has
     decided on these."""
-    own = {name: getattr(layout, name) for name in ("recompute_modules", "mlp_chunk_tokens") if name in given}
+    own = {name: getattr(layout, name) for each in (again(), in_chunks(0)) for name in each if name in given}
     # layers with LoRA have no chunks
     every = RECOMPUTE + IN_CHUNKS * (layout.tokens >= 2 * CHUNK and not layout.lora)
-    if "recompute_modules" in given:
-        every = ({"recompute": "none"}, {"recompute": "core_attn"})
-    in_chunks = (False, True) if layout.pp == 1 and not layout.fp8_head else (False,)
-    for again in dict.fromkeys(tuple((each | own).items()) for each in every):
-        for chunks in (layout.loss_in_chunks,) if "loss_in_chunks" in given else in_chunks:
-            yield replace(layout, loss_in_chunks=chunks, **dict(again))
+    if again().keys() <= {*given}:
+        every = ({}, WHOLE_LAYERS | {"recompute_granularity": "core_attn"})
+    at_once = (False, True) if layout.pp == 1 and not layout.fp8_lm_head else (False,)
+    chunks = (layout.use_fused_linear_cross_entropy,) if "use_fused_linear_cross_entropy" in given else at_once
+    for each in dict.fromkeys(tuple((each | own).items()) for each in every):
+        for in_pieces in chunks:
+            yield layout.but(use_fused_linear_cross_entropy=in_pieces, **dict(each))
 
 
-def _with_what_is_stored(layout: Layout) -> Layout:
-    """The layout; without fp8_input_store where backward computes that input again, which refuses the flag."""
-    again = layout.recompute == "full" or "mlp" in layout.recompute_modules or layout.mlp_chunk_tokens
-    return replace(layout, fp8_input_store=False) if again else layout
+def _with_what_is_stored(layout: Job) -> Job:
+    """The layout; with nothing stored in fp8 where backward computes that again, which refuses the flag."""
+    return layout.but(**stored_in_fp8(False)) if layout.input_again else layout
 
 
-def _fitted(model: Model, every: Iterable[Layout], gpu: Gpu, given: Container[str]) -> Iterator[Layout]:
+def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Container[str]) -> Iterator[Job]:
     """Each layout that fits; in the place of one that does not, those that do with smaller states of the optimizer or
     with something in host memory; itself where nothing is enough. given: fields that the user has chosen."""
     for layout in every:
@@ -159,12 +167,12 @@ def _fitted(model: Model, every: Iterable[Layout], gpu: Gpu, given: Container[st
 
 
 def _made_smaller(
-    model: Model, layout: Layout, memory: Memory, lack: float, gpu: Gpu, given: Container[str]
-) -> Iterator[Layout]:
+    model: Model, layout: Job, memory: Memory, lack: float, gpu: Gpu, given: Container[str]
+) -> Iterator[Job]:
     """A layout that lacks so many bytes, with each kind of states, the plainest first, as it is or with as much in host
     memory as must be, up to the first kind with which it fits as it is."""
     for kinds in _states(layout, given):
-        smaller = replace(layout, **kinds)
+        smaller = layout.but(**kinds)
         states = memory.states * state_bytes(smaller) / state_bytes(layout)
         lacks = lack - (memory.states - states)
         if lacks <= 0:
@@ -173,7 +181,7 @@ def _made_smaller(
         yield from _moved(model, smaller, states, lacks, gpu, given)
 
 
-def _states(layout: Layout, given: Container[str]) -> Iterator[dict[str, str]]:
+def _states(layout: Job, given: Container[str]) -> Iterator[dict[str, str]]:
     """How AdamW's states may be kept, the plainest first. With smaller moments the master weights are remainders, too,
     which lose nothing. An adapter's states are small anyhow."""
     moments = (layout.optim_moments,) if "optim_moments" in given or layout.lora else MOMENTS
@@ -183,72 +191,81 @@ def _states(layout: Layout, given: Container[str]) -> Iterator[dict[str, str]]:
             yield {"optim_moments": kind, "master_weights": master}
 
 
-def _moved(
-    model: Model, layout: Layout, states: float, lack: float, gpu: Gpu, given: Container[str]
-) -> Iterator[Layout]:
+def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, given: Container[str]) -> Iterator[Job]:
     """The layout with the activations of as many layers in host memory as must be, with as many hundredths of the
     optimizer's states, and with both: as many layers as computing hides, and states for the rest; where that is enough,
     and the user has not said how many. states: bytes that are on the device."""
-    if "offload_activations" not in given and layout.pp == 1 and layout.recompute != "full":
+    if "offload_activations" not in given and layout.pp == 1 and layout.recomputed != "full":
         of_a_layer = offloaded_bytes(model, layout)
         count, hidden = math.ceil(lack / of_a_layer), hidden_layers(model, layout, gpu)
         if count <= model.layers - 2:
-            yield replace(layout, offload_activations=count)
+            yield layout.but(offload_activations=count)
         if 0 < hidden < count:
-            both = replace(layout, offload_activations=hidden)
+            both = layout.but(offload_activations=hidden)
             yield from _states_moved(both, states, lack - hidden * of_a_layer, given)
     yield from _states_moved(layout, states, lack, given)
 
 
-def _states_moved(layout: Layout, states: float, lack: float, given: Container[str]) -> Iterator[Layout]:
+def _states_moved(layout: Job, states: float, lack: float, given: Container[str]) -> Iterator[Job]:
     hundredths = math.ceil(100 * (lack + OFFLOADED_AT_ONCE * state_bytes(layout)) / states)
     if "offload_optimizer" not in given and not layout.lora and hundredths <= 100:  # an adapter's weights are too small
-        yield replace(layout, offload_optimizer=hundredths / 100)
+        yield layout.but(offload_optimizer=hundredths / 100)
 
 
-def _model_parallel(model: Model, gpu: Gpu, one: Layout) -> Iterator[Layout]:
+def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
     """TP within a node, of what heads, MLP and vocabulary divide into; SEP and CP of long sequences; PP and VP of the
     layers. Of LoRA TP alone: fine-tuning has no pipelines."""
-    for tp in range(1, min(one.gpus, gpu.gpus_per_node) + 1):
-        if one.gpus % tp or any(size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)):
+    for tp in range(1, min(one.world, gpu.gpus_per_node) + 1):
+        if one.world % tp or any(
+            size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)
+        ):
             continue
-        divided = replace(one, tp=tp)
+        divided = one.but(tensor_parallel_degree=tp, sequence_parallel=tp > 1, pad_to_max_length=one.lora and tp > 1)
         yield divided
         if one.lora:
             continue
         if one.sequence >= LONG and not model.positions:
             yield from _shared_sequences(model, gpu, divided)
-        for pp in range(2, one.gpus // tp + 1):
-            if not model.pipeline or one.gpus % (tp * pp) or model.layers % pp:
+        for pp in range(2, one.world // tp + 1):
+            if not model.pipeline or one.world % (tp * pp) or model.layers % pp:
                 continue
             for vp in (1, 2, 4):
                 if not model.layers % (pp * vp):
-                    yield replace(divided, pp=pp, vp=vp)
+                    yield divided.but(pipeline_parallel_degree=pp, virtual_pp_degree=vp)
 
 
-def _shared_sequences(model: Model, gpu: Gpu, layout: Layout) -> Iterator[Layout]:
+def _shared_sequences(model: Model, gpu: Gpu, layout: Job) -> Iterator[Job]:
     """Sequences over ranks of a node: by SEP, of what a rank's heads divide into, and by CP, which has no window."""
     degree = 2
-    while layout.gpus % (layout.tp * degree) == 0 and layout.tp * degree <= gpu.gpus_per_node:
+    while layout.world % (layout.tp * degree) == 0 and layout.tp * degree <= gpu.gpus_per_node:
         if model.kv_heads // layout.tp % degree == 0:  # and so the heads
-            yield replace(layout, sep=degree)
+            yield layout.but(sep_parallel_degree=degree)
         if not model.window:
-            yield replace(layout, cp=degree)
+            yield layout.but(context_parallel_degree=degree)
         degree *= 2
 
 
-def _accepted(layout: Layout) -> bool:
+def _accepted(layout: Job) -> bool:
     """Whether the launcher, and what it starts, have nothing against it."""
-    return fault(layout.job) is None
+    return fault(layout) is None
 
 
-def _data_parallel(layout: Layout) -> Iterator[Layout]:
+def _data_parallel(layout: Job) -> Iterator[Job]:
     """Over the ranks with other data: DP, or sharding, with overlap where that was measured: not with PP, nor where
     ranks share sequences; stage 3 has none. LoRA over several GPUs was run with sharding in stage 2 alone."""
     if layout.lora:
-        yield replace(layout, sharding=layout.data, stage=2)
+        yield _sharded(layout, 2) if layout.data > 1 else layout
         return
     yield layout
     for stage in (1, 2, 3) if layout.data > 1 else ():
-        overlap = stage < 3 and layout.pp == layout.sharing == 1
-        yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap)
+        overlaps = stage < 3 and layout.pp == layout.sharing == 1
+        yield _sharded(layout, stage, OVERLAPS[f"stage{stage}"] if overlaps else "")
+
+
+def _sharded(layout: Job, stage: int, config: str = "") -> Job:
+    return layout.but(
+        sharding=f"stage{stage}",
+        sharding_parallel_degree=layout.data,
+        sharding_parallel_config=config,
+        amp_master_grad=layout.amp_master_grad or bool(config),
+    )

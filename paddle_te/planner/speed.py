@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 
+from paddle_te.job import Job
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
-from paddle_te.planner.layout import Layout
 from paddle_te.planner.memory import (
     MXFP8,
     adapted,
@@ -41,7 +41,7 @@ EXCHANGE_PASSES = 3  # over what an all-to-all of SEP sends, to bring it into th
 MERGE_BYTES = 18
 
 
-def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
+def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     """{part: ms}, all parts of which add up to a step."""
     m, layers = layout.micro_batches, model.layers / layout.pp
     layer, first = (layer_ms(model, layout, gpu, cached) for cached in (m > 1, False))
@@ -79,17 +79,17 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     }
 
 
-def launch_ms(layout: Layout, gpu: Gpu) -> float:
+def launch_ms(layout: Job, gpu: Gpu) -> float:
     """What the CPU takes to launch a layer, forward and backward, and what backward computes again."""
-    if layout.recompute == "full":
+    if layout.recomputed == "full":
         return LAUNCHES_OF_FULL_RECOMPUTE * gpu.launch
     return (1 + LAUNCHES_OF_A_PART * len(layout.recomputed_modules)) * gpu.launch
 
 
-def update_ms(own: float, layout: Layout, gpu: Gpu) -> float:
+def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
     """Of AdamW and of the norm of the gradients: both read these, and the former reads and writes the states and writes
     the weight. With moments in 8 bits its arithmetic takes longer than its bytes."""
-    gradients = 4 if layout.main_grads or layout.overlap else 2
+    gradients = 4 if layout.amp_master_grad or layout.overlaps else 2
     norm = own * gradients / gpu.update / 1e6
     adamw = own * (gradients + 2 + 2 * state_bytes(layout)) / gpu.update / 1e6
     if layout.optim_moments == "int8":
@@ -97,7 +97,7 @@ def update_ms(own: float, layout: Layout, gpu: Gpu) -> float:
     return norm + adamw
 
 
-def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
+def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
     fp8, tokens = layout.precision == "fp8", layout.tokens
     gemms = products(layout) * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
@@ -107,19 +107,19 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     if layout.fp8_base:  # transposes for backward
         casts = model.gemm_weights * 2 / gpu.hbm / 1e6
     once = gemms + attention + elementwise
-    if layout.recompute == "full":
+    if layout.recomputed == "full":
         again = gemms * 2 / products(layout) + elementwise / 3 + ATTENTION_FORWARD * attention
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp
 
 
-def products(layout: Layout) -> int:
+def products(layout: Job) -> int:
     """Operations for each token and multiplied weight, forward and backward. A frozen weight has no gradient."""
     return 4 if layout.lora else 6
 
 
-def elementwise_bytes(model: Model, layout: Layout) -> float:
+def elementwise_bytes(model: Model, layout: Job) -> float:
     """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes. In fp8 our
     kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation
     write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same pass; and low-rank
@@ -138,29 +138,29 @@ def elementwise_bytes(model: Model, layout: Layout) -> float:
     return norm * model.hidden + 12 * model.qkv + activation * model.fc1 + stored
 
 
-def stored_bytes(model: Model, layout: Layout) -> float:
+def stored_bytes(model: Model, layout: Job) -> float:
     """A token of a layer that --activation_func_fp8_input_store moves beside what is moved without. SwiGLU writes it in
     passing and reads it in the place of bf16; for other activations it is cast, and cast back."""
-    if not layout.fp8_input_store:
+    if not layout.stores_input_in_fp8:
         return 0.0
     return (2 * MXFP8 - 2 if model.gated else 2 * (MXFP8 + 2)) * model.fc1
 
 
-def attention_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+def attention_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch in one layer, forward and backward, by all tensor parallel ranks. Where ranks share sequences
     each has some heads of all tokens, or some queries and all keys, which is equally much."""
-    rate = gpu.attention_fp8 if layout.fp8_attention else gpu.attention_bf16
+    rate = gpu.attention_fp8 if layout.fp8_dpa else gpu.attention_bf16
     return 6 * layout.tokens * layout.sequence * model.q / rate / 1e9
 
 
-def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
+def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
     """Of the parts of a layer that backward computes again. gemms, attention: what they take once, forward and
     backward. Norms and activation read and write each number once; fc1's weight is cast again unless it is cached."""
     again, times = layout.recomputed_modules, 0.0
     if layout.mlp_in_chunks:
         again = tuple({*again} - {"mlp", "mlp_act"})  # `chunks_ms` has them
     norm, activation = 4 * model.hidden, 2 * model.fc1 + 2 * model.ffn  # bytes a token
-    if layout.fp8_input_store and model.gated:  # with LoRA the gradient's kernel, which reads it anyhow, writes it
+    if layout.stores_input_in_fp8 and model.gated:  # with LoRA the gradient's kernel, which reads it anyhow, writes it
         activation = (0 if layout.lora else MXFP8 * model.fc1) + 2 * model.ffn
     moved = 0
     if "layernorm" in again:
@@ -178,19 +178,19 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
     return times + layout.tokens * moved / gpu.hbm / 1e6
 
 
-def chunks_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float) -> float:
+def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
     """Of an MLP in chunks: norm, fc1 and activation again, and the weights' gradients, float32, which each chunk but
     the first reads and writes. gemms: what the layer's take once, forward and backward."""
     if not layout.mlp_in_chunks:
         return 0.0
     fc1 = model.hidden * model.fc1
     moved = layout.tokens * (4 * model.hidden + 2 * model.fc1 + 2 * model.ffn)
-    moved += 8 * model.mlp_weights * (math.ceil(layout.tokens / layout.mlp_chunk_tokens) - 1)
+    moved += 8 * model.mlp_weights * (math.ceil(layout.tokens / layout.chunk) - 1)
     casts = fc1 * CAST_BYTES if layout.precision == "fp8" and layout.micro_batches == 1 else 0
     return gemms / 3 * fc1 / model.gemm_weights + (moved + casts) / gpu.hbm / 1e6
 
 
-def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
+def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:
     """What the copies of activations cost a micro-batch. They run one after another beside computing, which waits for
     those that are not done in time, and which they take some of the memory's bandwidth from.
 
@@ -203,13 +203,13 @@ def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
     return waits + 2 * size / gpu.hbm / 1e6
 
 
-def hidden_layers(model: Model, layout: Layout, gpu: Gpu) -> int:
+def hidden_layers(model: Model, layout: Job, gpu: Gpu) -> int:
     """Layers whose activations are copied to the host while the other layers' forward computes."""
     beside = (model.layers - 2) * layer_ms(model, layout, gpu, layout.micro_batches > 1) / 3
     return min(int(beside * gpu.pcie * 1e6 / offloaded_bytes(model, layout)), model.layers - 2)
 
 
-def states_ms(model: Model, layout: Layout, gpu: Gpu, beside: float) -> float:
+def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
     """What the copies of the optimizer's states cost a step: in and out at the same time, beside `beside` ms of updates
     and, with an update in backward, of backward. The slots on the device are filled during forward. In backward updates
     also wait for the pieces of a weight that the slots have no room for."""
@@ -222,17 +222,17 @@ def states_ms(model: Model, layout: Layout, gpu: Gpu, beside: float) -> float:
     return waits + 2 * size / gpu.hbm / 1e6
 
 
-def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+def head_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch: final norm, lm_head, loss, embedding."""
     tokens = layout.tokens / layout.tp
-    gemms = products(layout) * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_head else gpu.head_bf16) / 1e9
+    gemms = products(layout) * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_lm_head else gpu.head_bf16) / 1e9
     loss = tokens * (LOSS_BYTES * model.vocabulary + 60 * model.hidden) / gpu.hbm / 1e6
-    return (gemms + loss) * (CHUNKS_COST if layout.loss_in_chunks else 1)
+    return (gemms + loss) * (CHUNKS_COST if layout.use_fused_linear_cross_entropy else 1)
 
 
-def main_gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
+def main_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
     """Return the time in which GEMMs of later micro-batches read and write the float32 gradients they add to."""
-    if not layout.main_grads:
+    if not layout.amp_master_grad:
         return 0.0
     return 8 * (layout.micro_batches - 1) * local / gpu.hbm / 1e6
 
@@ -253,18 +253,18 @@ def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu)
     return size_bytes * (ranks - 1) / ranks / bandwidth / 1e6 + messages * (gpu.collective + hops) / 1e3
 
 
-def exposed_ms(communication: float, window: float, layout: Layout, gpu: Gpu) -> float:
+def exposed_ms(communication: float, window: float, layout: Job, gpu: Gpu) -> float:
     """What of a communication the computation of the `window` does not hide, and by how much it slows that down.
 
     Data-parallel ranks without sharding reduce during backward without being asked to.
     """
-    if not layout.overlap and layout.sharding > 1 and not layout.shards_weights:
+    if not layout.overlaps and layout.sharding_ranks > 1 and not layout.shards_weights:
         return communication
     hidden = min(gpu.overlap * communication, window)
     return communication - hidden + gpu.slowdown * hidden
 
 
-def tensor_parallel_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+def tensor_parallel_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a layer, forward and backward, with sequence parallelism: 4 all-gathers and 4 reduce-scatters of a
     [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of what backward needs whole. These two and 2 of the
     reduce-scatters (bf16) run during GEMMs."""
@@ -274,11 +274,11 @@ def tensor_parallel_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     return 4 * gather + 2 * scatter + (1 - gpu.tp_overlap) * (2 * gather + 2 * scatter)
 
 
-def shared_sequence_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch in one layer, forward and backward: what ranks that share sequences send and rearrange."""
     if layout.sharing == 1:
         return 0.0
-    forwards = 2 if layout.recompute == "full" else 1
+    forwards = 2 if layout.recomputed == "full" else 1
     if layout.sep > 1:
         size = 2 * layout.tokens * (model.qkv + model.q) / layout.tp  # q, k and v there, the output back
         copied = EXCHANGE_PASSES * 2 * size / gpu.hbm / 1e6
@@ -295,15 +295,15 @@ def shared_sequence_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     return sent + layout.tokens * merged / layout.tp / gpu.hbm / 1e6
 
 
-def shared_gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
+def shared_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
     """After backward: the sum of all gradients over the ranks that share sequences, from a copy and back."""
-    size = (4 if layout.main_grads else 2) * local
+    size = (4 if layout.amp_master_grad else 2) * local
     messages = math.ceil(size / gpu.bucket)
     copied = 4 * size / gpu.hbm / 1e6 if layout.sharing > 1 else 0.0
     return copied + 2 * ring_ms(size, layout.sharing, layout.tp, messages, gpu)
 
 
-def stage_transfer_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+def stage_transfer_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch on one stage: an activation and its gradient, bf16, sent v times each."""
     if layout.pp == 1:
         return 0.0
@@ -313,7 +313,7 @@ def stage_transfer_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     return layout.vp * 2 * (size / bandwidth / 1e6 + hop / 1e3)
 
 
-def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
+def sharding_ms(local: float, layout: Job, gpu: Gpu) -> tuple[float, float]:
     """ms of the collectives during backward, and of those during forward, for a rank's `local` parameters."""
     messages = math.ceil(2 * local / gpu.bucket)
     stride = layout.tp * layout.pp * layout.sharing
@@ -322,23 +322,23 @@ def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
         return ring_ms(bytes_each * local, ranks, stride, messages, gpu)
 
     replicas = 2 * ring(2, layout.replicas)  # all-reduce of bf16 gradients
-    if layout.sharding == 1:
+    if layout.sharding_ranks == 1:
         return replicas, 0.0
-    gradients = ring(4 if layout.main_grads else 2, layout.sharding)
-    weights = ring(2, layout.sharding)
-    again = layout.shards_weights and (layout.precision != "fp8" or layout.recompute == "full")
+    gradients = ring(4 if layout.amp_master_grad else 2, layout.sharding_ranks)
+    weights = ring(2, layout.sharding_ranks)
+    again = layout.shards_weights and (layout.precision != "fp8" or layout.recomputed == "full")
     return replicas + gradients + (weights if again else 0), weights
 
 
-def gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
+def gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
     """Of what a step does with a rank's `local` gradients besides adding them up and sending them.
 
     Main gradients are cleared, and read as wgrad adds to them, unless the step before has let them go, and except in
     stage 1 with overlap and in stage 3, where te writes them anew. Data parallel (Paddle's EagerReducer): gradients are
     copied into a buffer and back.
     """
-    if layout.shards_weights or (layout.sharding > 1 and layout.stage == 1 and layout.overlap):
+    if layout.shards_weights or (layout.sharding_ranks > 1 and layout.stage == 1 and layout.overlaps):
         return 0.0
-    if layout.data == 1 and (layout.release_grads or not layout.main_grads):
+    if layout.data == 1 and (layout.release_grads or not layout.amp_master_grad):
         return 0.0
     return (4 + 4) * local / gpu.hbm / 1e6

@@ -20,7 +20,7 @@ from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
 from paddle_te.optimizer.offloaded_states import keep_on_host
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
-from paddle_te.planner import Layout
+from paddle_te.planner import layout as layout_of
 from paddle_te.planner.memory import state_bytes
 from tests import emulated_te
 
@@ -312,7 +312,7 @@ def compare_offload(seed):
         (want, on_device), (got, taken) = (run_offload(arrays, grads, kept, fraction) for fraction in (0, 1.0))
         wrong = [key for key in want if not (got[key] == want[key]).all()]
         assert got.keys() == want.keys() and not wrong, (kept, wrong)
-        layout = Layout(1, 1, optim_moments=moments, master_weights=master_weights)
+        layout = layout_of(1, 1, optim_moments=moments, master_weights=master_weights)
         saved = state_bytes(layout) * (32 * 512 + 64 * 256 - 3 * 1024)
         assert abs(on_device - taken - saved) <= 2048, (kept, on_device, taken, saved)  # Paddle rounds up to 256
     print("EQUAL states in host memory", flush=True)

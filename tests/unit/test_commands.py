@@ -19,7 +19,8 @@ from paddle_te.launch import auto, cards, finetune, machines, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Layout, Lora, Model, command, search, usual_tokens
+from paddle_te.planner import GPUS, Model, command, search, usual_tokens
+from paddle_te.planner import layout as layout_of
 from paddle_te.weights.contents import convert_command, merge_command
 from paddle_te.weights.inspection import _manifest
 from tests.unit.hosts.paddlenlp.native import tiny_config
@@ -82,12 +83,12 @@ def test_the_converters_and_verifys(folder, tmp_path, printed):
     assert [str(each) for each in verifies.folders] == [str(folder)]
 
 
-@pytest.mark.parametrize("lora", [None, Lora(16, "mlp", fp8_base=True)])
+@pytest.mark.parametrize("lora", [None, dict(rank=16, targets="mlp", fp8_base=True)])
 @pytest.mark.parametrize("model", ["meta-llama/Meta-Llama-3-8B", *HOSTILE])
 def test_the_planners_after_a_lack_of_memory(model, lora, monkeypatch, printed):
     """Of a run, and of the launcher."""
-    layout = Layout(8, 8192, sharding=8, stage=2, precision="fp8", lora=lora, optim_moments="int8")
-    monkeypatch.setattr(out_of_memory, "layout_of", lambda *_: layout)
+    layout = layout_of(8, 8192, sharding=8, stage=2, precision="fp8", lora=lora, optim_moments="int8")
+    monkeypatch.setattr(out_of_memory, "job_of_run", lambda *_: layout)
     config = tiny_config(seq_length=8192, num_hidden_layers=1)
     told = out_of_memory.advice(config, SimpleNamespace(world_size=8), "NVIDIA H100 80GB HBM3", model, lora)
     monkeypatch.setattr(cards, "_plans", lambda *_: [])
@@ -112,7 +113,7 @@ SEARCHES = [
     ("meta-llama/Meta-Llama-3-8B", 2, 65536, dict(optim_moments="int8")),
     ("Qwen/Qwen2.5-7B", 4, 4096, dict(fp8_input_store=True)),
     ("gpt-126m", 2, 1024, dict(optimizer_in_backward="unclipped")),
-    ("meta-llama/Meta-Llama-3-70B", 4, 4096, dict(lora=Lora(16, "attention", fp8_base=True))),
+    ("meta-llama/Meta-Llama-3-70B", 4, 4096, dict(lora=dict(rank=16, targets="attention", fp8_base=True))),
 ]
 
 

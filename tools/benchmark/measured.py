@@ -10,18 +10,23 @@ writes the planner's own list of what ran (paddle_te/planner/measured.json).
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import takewhile
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
-from paddle_te.planner import GPUS, Layout, Lora, Model, Plan, memory_of_step, time_of_step
-from paddle_te.planner.measured import FILE, layout_of_row, model_of_row
+from paddle_te.job import Job
+from paddle_te.job.words import read
+from paddle_te.planner import GPUS, Model, Plan, memory_of_step, time_of_step
+from paddle_te.planner import layout as layout_of
+from paddle_te.planner.layout import COUNTED as FLAGS
+from paddle_te.planner.layout import row_of
+from paddle_te.planner.measured import FILE, model_of_row
 from tools.benchmark import finetuning
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
+# Further flags of a run that a layout has
+_OTHERS = ("lora_rank", "lora_targets")
 # Code before this computed with other kernels: its results stay where nothing newer answers their question, but the
 # planner, which counts today's bytes, is not compared with them.
 SINCE = "2026-11-24T15:00:00+00:00"
@@ -36,7 +41,7 @@ class Point:
     commit: str
     gpu: str
     model: Model
-    layout: Layout
+    layout: Job
     ms: float | None
     memory: float | None
 
@@ -82,7 +87,7 @@ def _of_planned(result, commit, gpu):
             commit,
             gpu,
             model_of_row(row["model"]),
-            layout_of_row(row["layout"]),
+            layout_of(**row["layout"]),
             row["step_ms"]["median"],
             row["peak_bytes"],
         )
@@ -137,8 +142,8 @@ def points_without_files(page):
 
 
 def of_run(run):
-    """(Model, Layout) of what a row says that it has run."""
-    size, dims, flags = run["size"], run["size"]["dims"], run["flags"]
+    """(Model, Job) of what a row says that it has run."""
+    size, dims = run["size"], run["size"]["dims"]
     model = Model.of(
         {
             "model_type": size.get("family", "llama"),  # older rows do not say it, nor the next but one
@@ -152,7 +157,9 @@ def of_run(run):
             "tie_word_embeddings": size.get("tied", False),
         }
     )
-    layout = Layout(
+    counted, _ = read(run["flags"].split())
+    main_grads = {"amp_master_grad": run["gpus"] > 1}  # what the launcher takes, unless the flags say otherwise
+    layout = layout_of(
         run["gpus"],
         dims["sequence"],
         tp=run["tp"],
@@ -165,44 +172,21 @@ def of_run(run):
         micro_batches=size.get("micro_batches", 1),
         precision=run["precision"],
         recompute=run["recompute"],
-        recompute_modules=_values(flags, "--recompute_modules"),
-        fp8_input_store="--activation_func_fp8_input_store true" in flags,
-        mlp_chunk_tokens=int(_value(flags, "--mlp_chunk_tokens", 0)),
-        overlap=re.search(r"enable_\w*overlap", flags) is not None,  # of sharding
-        loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,
-        fp8_head="--fp8_lm_head true" in flags,
-        fp8_attention="--fp8_dpa true" in flags,
-        # what the launcher takes for several GPUs, unless the flags say otherwise (launch/flags.py)
-        main_grads=_value(flags, "--amp_master_grad", "true" if run["gpus"] > 1 else "false") == "true",
-        release_grads="--release_grads true" in flags,
-        **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
-        offload_activations=int(_value(flags, "--offload_activations", 0)),
-        offload_optimizer=float(_value(flags, "--offload_optimizer", 0)),
-        lora=_lora(run) if run.get("method") == "lora" else None,
+        overlap=re.search(r"enable_\w*overlap", run["flags"]) is not None,  # of sharding
+        lora=run.get("method") == "lora",
+        quantize_base="fp8" if run.get("fp8_base") else None,
+        **main_grads | {name: counted[name] for name in (*FLAGS, *_OTHERS) if name in counted},
     )
     return model, _of_documents(layout) if run.get("packed") else layout
-
-
-def _lora(run):
-    return Lora(int(_value(run["flags"], "--lora_rank", 0)), fp8_base=bool(run.get("fp8_base")))
 
 
 def _of_documents(layout):
     """A layout of packed rows, as one of sequences that have as many tokens and as much attention as the documents."""
     lengths = finetuning.lengths_of_samples(layout.sequence) - 1.0
     length = (lengths**2).sum() / lengths.sum()
-    return replace(layout, sequence=length, batch=layout.batch * layout.sequence / length)
-
-
-def _value(flags, name, default):
-    return next(iter(_values(flags, name)), default)
-
-
-def _values(flags, name):
-    """What stands behind a flag, up to the next one."""
-    words = flags.split()
-    behind = words[words.index(name) + 1 :] if name in words else ()
-    return tuple(takewhile(lambda word: not word.startswith("--"), behind))
+    return layout.but(
+        max_seq_length=length, max_length=length, per_device_train_batch_size=layout.batch * layout.sequence / length
+    )
 
 
 def as_rows(points):
@@ -211,8 +195,8 @@ def as_rows(points):
         {
             "gpu": point.gpu,
             "model": as_json(point.model),
-            "layout": as_json(point.layout),
-            "tokens_per_second": round(point.layout.tokens_per_step / point.ms * 1e3 / point.layout.gpus, 1),
+            "layout": row_of(point.layout),
+            "tokens_per_second": round(point.layout.tokens_per_step / point.ms * 1e3 / point.layout.world, 1),
         }
         for point in points
         if point.ms

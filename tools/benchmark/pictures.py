@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
-from paddle_te.planner import Layout  # noqa: E402
+from paddle_te.planner import layout as layout_of  # noqa: E402
 from tools.benchmark import scaling_model  # noqa: E402
 
 # Results of step.py and throughput.py. Peers of one panel ran in turn.
@@ -221,7 +221,7 @@ def scaling_points(precision, gpus):
     """(predicted tokens/s per GPU on each number of GPUs, (GPUs, measured tokens/s per GPU)) of Llama-3-8B."""
     model, sequence = scaling_model.MODELS["8B"], scaling_model.SEQUENCE
     shared = dict(precision=precision, overlap=True, main_grads=True)
-    plans = [scaling_model.predicted(model, Layout(n, sequence, sharding=n, **shared)) for n in gpus]
+    plans = [scaling_model.predicted(model, layout_of(n, sequence, sharding=n, **shared)) for n in gpus]
     row = load(FOUR_GPUS)["runs"]["8b-x4" if precision == "fp8" else "8b-x4-bf16"]
     return [plan.tokens_per_second for plan in plans], (row["run"]["gpus"], row["tokens_per_second_per_gpu"])
 

@@ -20,6 +20,7 @@ from paddle_te import configs  # noqa: E402
 from paddle_te.planner import GPUS, Model, search, usual_tokens  # noqa: E402
 from paddle_te.planner.command import by_name  # noqa: E402
 from paddle_te.planner.gpus import at_hand  # noqa: E402
+from paddle_te.planner.layout import extra_arguments, launcher_arguments, row_of, shape  # noqa: E402
 from paddle_te.planner.plan import Plan  # noqa: E402
 from tools.benchmark import report  # noqa: E402
 from tools.benchmark.measured import as_json  # noqa: E402
@@ -51,7 +52,7 @@ class Choice:
     @property
     def name(self) -> str:
         layout = self.plan.layout
-        return f"{self.number}. {layout}, {layout.batch} x {layout.micro_batches}, {layout.extra_arguments()}"
+        return f"{self.number}. {shape(layout)}, {layout.batch} x {layout.micro_batches}, {extra_arguments(layout)}"
 
     def steps(self, seconds: float) -> int:
         """How many take about so long; an even number, since overlap logs every second one."""
@@ -61,8 +62,8 @@ class Choice:
     def command(self, folder: Path, arguments: argparse.Namespace) -> Command:
         """The launcher's, which writes into `folder`."""
         layout = self.plan.layout
-        extra = f"{layout.extra_arguments()} --save_strategy no --report_to none --warmup_steps 2"
-        values = layout.launcher_arguments() | {
+        extra = f"{extra_arguments(layout)} --save_strategy no --report_to none --warmup_steps 2"
+        values = launcher_arguments(layout) | {
             "model_name": self.name_of_model,
             "tokenizer_name": "none",
             "MOCK_DATA": 1,
@@ -96,7 +97,7 @@ def train(choice: Choice, arguments: argparse.Namespace, folder: Path) -> dict:
     """The choice's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
     command, log, plan = choice.command(folder, arguments), folder / "screen", choice.plan
     folder.mkdir()
-    row = {"model": as_json(choice.model), "layout": as_json(plan.layout)}
+    row = {"model": as_json(choice.model), "layout": row_of(plan.layout)}
     row |= {"command": quoted(command.words).replace(str(folder), "FOLDER")}
     row |= {"planned": {"ms": plan.milliseconds, "bytes": plan.memory.total, "times": dict(plan.times)}}
     status = start(command, log, arguments.timeout)

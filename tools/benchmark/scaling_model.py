@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 from paddle_te import configs  # noqa: E402
 from paddle_te.outputs import file_argument, write_file  # noqa: E402
 from paddle_te.planner import GPUS, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
+from paddle_te.planner.layout import shape  # noqa: E402
 from tools.benchmark import measured  # noqa: E402
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS  # noqa: E402
 
@@ -34,7 +35,7 @@ NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512)
 
 
 def predicted(model, layout):
-    """The Plan of a Layout on H200s."""
+    """The Plan of a Job on H200s."""
     return Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, H200))
 
 
@@ -51,7 +52,7 @@ def check_table(points):
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for point in points:
         plan = measured.expected(point)
-        cells = [point.name, point.commit, f"{point.layout.gpus} {GPUS[point.gpu].title}", point.layout]
+        cells = [point.name, point.commit, f"{point.layout.world} {GPUS[point.gpu].title}", shape(point.layout)]
         cells += _compared(plan.milliseconds, point.ms, 1) + _compared(plan.memory.total, point.memory, 1e9)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
@@ -87,7 +88,7 @@ def prediction_table(model, precision):
         speed, total = best.tokens_per_second, best.milliseconds
         first = first or speed
         shares = ", ".join(f"{part} {ms / total:.0%}" for part, ms in best.times.items() if ms / total >= 0.005)
-        cells = [gpus, best.layout, f"{total:.0f}", f"{speed:.0f}", f"{speed / first:.3f}"]
+        cells = [gpus, shape(best.layout), f"{total:.0f}", f"{speed:.0f}", f"{speed / first:.3f}"]
         cells += [f"{best.memory.total / 1e9:.0f}", shares]
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     return ["| GPUs | layout | step ms | tokens/s per GPU | of the first row | GB | parts |", "|---" * 7 + "|", *rows]

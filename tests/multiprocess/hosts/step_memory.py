@@ -16,7 +16,6 @@ from paddle_te.native import rmsnorm
 from paddle_te.ops.te import packing
 from paddle_te.optimizer import fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact
-from paddle_te.planner import Lora
 from tests import emulated_te
 from tests.unit.hosts.paddlenlp.native import tiny_config
 
@@ -33,11 +32,11 @@ CASES = {
     "last layer, the second micro-batch": (FEW_WORDS, dict(micro_batches=2)),
     "first layer": (FEW_WORDS, dict(recompute="full")),
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),
-    "LoRA": (FEW_WORDS, dict(lora=Lora(8))),
-    "LoRA, base in fp8": ({}, dict(lora=Lora(8, fp8_base=True))),
-    "LoRA, base in fp8, less kept": (FEW_WORDS | STORED, dict(lora=Lora(8, fp8_base=True)) | LESS_KEPT),
+    "LoRA": (FEW_WORDS, dict(lora=dict(rank=8))),
+    "LoRA, base in fp8": ({}, dict(lora=dict(rank=8, fp8_base=True))),
+    "LoRA, base in fp8, less kept": (FEW_WORDS | STORED, dict(lora=dict(rank=8, fp8_base=True)) | LESS_KEPT),
     "less kept": (FEW_WORDS | STORED, LESS_KEPT),
-    "LoRA, base in fp8, recomputed": (FEW_WORDS, dict(lora=Lora(8, fp8_base=True), recompute="full")),
+    "LoRA, base in fp8, recomputed": (FEW_WORDS, dict(lora=dict(rank=8, fp8_base=True), recompute="full")),
 }
 
 
@@ -62,13 +61,13 @@ def peak(case):
     gc.collect()
     before = core.device_memory_stat_current_value("Allocated", 0)
     config, layout = config_of(case), layout_of(case)
-    lora = layout.get("lora")
-    with fp8.fp8_model_init(lora is not None and lora.fp8_base):
+    lora = layout.get("lora", {})
+    with fp8.fp8_model_init(lora.get("fp8_base", False)):
         model = model_class(config).from_config(config, dtype="bfloat16")
     if "recompute" in layout:
         model.recompute_enable()
     if lora:
-        model = TELoRAModel(model, lora_config(lora.targets, lora.rank, dtype="bfloat16"))
+        model = TELoRAModel(model, lora_config("all", lora["rank"], dtype="bfloat16"))
     model.train()
     clip = paddle.nn.ClipGradByGlobalNorm(1.0)
     rate = paddle.optimizer.lr.LinearWarmup(1e-3, 3, 0.0, 1e-3)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from paddle_te.planner import Layout, Model, memory_of_step
+from paddle_te.planner import Model, memory_of_step
+from paddle_te.planner import layout as layout_of
 from paddle_te.planner.memory import GEMM_WORKSPACE
 from tests.multiprocess.hosts import step_memory
 from tests.nvgpu_processes import build_host, run
@@ -16,6 +17,6 @@ def test_the_planner_says_what_a_step_takes(warm_start):
     found = dict(line.rsplit(": ", 1) for line in result.stdout.splitlines() if line.split(":")[0] in step_memory.CASES)
     wanted = {}
     for case in step_memory.CASES:
-        memory = memory_of_step(Model.of(step_memory.config_of(case)), Layout(**step_memory.layout_of(case)))
+        memory = memory_of_step(Model.of(step_memory.config_of(case)), layout_of(**step_memory.layout_of(case)))
         wanted[case] = pytest.approx(memory.total - GEMM_WORKSPACE, rel=0.04)
     assert {case: int(size) for case, size in found.items()} == wanted

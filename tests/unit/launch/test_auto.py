@@ -176,11 +176,11 @@ def finetuning(tmp_path):
 )
 def test_fine_tuning_is_left_to_the_planner(method, extra, fp8_base, targets, finetuning, capsys):
     made, args = finetuning(f"--method={method} --precision=fp8 --TP=auto", EXTRA_ARGS=extra)
-    layout, lora = made.layout, made.layout.lora
-    assert (layout.pp, layout.vp, layout.overlap, layout.gpus) == (1, 1, False, 8)
+    layout = made.layout
+    assert (layout.pp, layout.vp, layout.overlaps, layout.world) == (1, 1, False, 8)
     assert layout.tokens_per_step == 8 * 16 * 4096 and args.batch_size_per_device * args.GA * layout.data == 128
-    assert (lora and lora.fp8_base, lora and lora.targets) == (fp8_base, targets)
-    assert lora is None or lora.rank == (16 if extra else 32)
+    assert layout.lora == (targets is not None) and layout.fp8_base == bool(fp8_base)
+    assert not layout.lora or (layout.lora_rank, layout.lora_targets) == (16 if extra else 32, targets)
     assert "--lora_rank" not in args.EXTRA_ARGS or args.EXTRA_ARGS.count("--lora_rank") == 1
     said = capsys.readouterr().err
     assert said.startswith("auto: batch_size_per_device=") and " PP=" not in said and "\n" not in said.strip()

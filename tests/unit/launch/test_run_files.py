@@ -140,7 +140,7 @@ def test_a_recipe_starts_on_its_gpus_and_fits(recipe, file, tmp_path):
     words = [recipe.name, *(FOLDERS if recipe.command == "finetune" else [])]
     made, args = plan(JOBS[recipe.command], words, machines_of(recipe))
     layout, model = made.layout, Model.of(config)
-    assert (layout.gpus, layout.precision) == (recipe.gpus, recipe.precision)
+    assert (layout.world, layout.precision) == (recipe.gpus, recipe.precision)
     assert lacking(memory_of_step(model, layout), model, layout, CARDS[recipe.card]) <= 0
     assert recipe.task == "pretrain" or args.method == ("full" if recipe.task == "sft" else "lora")
     assert layout.fp8_base == (recipe.task == "lora-fp8")

@@ -7,7 +7,8 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import LayerNormMLP
 from paddle_te.ops.te import program
-from paddle_te.planner import Layout, Lora, Model, memory
+from paddle_te.planner import Model, memory
+from paddle_te.planner import layout as layout_of
 from tests import emulated_te
 from tests.poison import poison_allocations
 from tests.stored_input_cases import (
@@ -110,9 +111,9 @@ def kept_bytes(seed, recipe, adapter, **options):
 def test_the_planner_knows_the_bytes(seed, adapter):
     """To the byte: these sizes are multiples of 256, to which allocations are aligned."""
     model, recipe = Model(HIDDEN, FFN, 1, HEADS, KV_HEADS, HIDDEN // HEADS, 1), RECIPES["delayed"]
-    lora = None if adapter == "none" else Lora(RANK, fp8_base=adapter == "lora over fp8")
+    lora = None if adapter == "none" else dict(rank=RANK, fp8_base=adapter == "lora over fp8")
     for options in ({}, AGAIN, STORED, STORED | AGAIN, dict(recompute_modules=("layernorm", "mlp"))):
-        layout = Layout(
+        layout = layout_of(
             1,
             TOKENS,
             batch=BATCH,

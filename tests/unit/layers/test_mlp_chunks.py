@@ -1,7 +1,5 @@
 """The MLP in chunks of tokens: outputs and gradients are those of all tokens at once, and memory that of one chunk."""
 
-from dataclasses import replace
-
 import numpy as np
 import paddle
 import pytest
@@ -9,7 +7,8 @@ import pytest
 from paddle_te import fp8
 from paddle_te.distributed import recompute
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, dropout
-from paddle_te.planner import Layout, Model, memory
+from paddle_te.planner import Model, memory
+from paddle_te.planner import layout as layout_of
 from tests import emulated_te
 from tests.mlp_chunk_cases import BATCH, CHUNK, DTYPES, GPT, LLAMA, RECIPES, TOKENS, check, train
 from tests.poison import poison_allocations
@@ -104,7 +103,7 @@ def test_the_planner_knows_the_bytes(seed):
         return memory_of["peak"]("Allocated", 0) - before
 
     at_once, in_chunks = needed(0), needed(chunk)
-    layout = Layout(1, tokens, batch=batch, recompute="full")
-    assert in_chunks == pytest.approx(memory.backward_of_a_layer(model, replace(layout, mlp_chunk_tokens=chunk)), 0.05)
+    layout = layout_of(1, tokens, batch=batch, recompute="full")
+    assert in_chunks == pytest.approx(memory.backward_of_a_layer(model, layout.but(mlp_chunk_tokens=chunk)), 0.05)
     assert at_once == pytest.approx(memory.backward_of_a_layer(model, layout), 0.05)
     assert in_chunks < 0.4 * at_once

@@ -9,7 +9,8 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import LayerNormMLP, RotaryPositionEmbedding, TransformerLayer
 from paddle_te.options.scripts import RECOMPUTE_MODULES
-from paddle_te.planner import Layout, Model, memory
+from paddle_te.planner import Model, memory
+from paddle_te.planner import layout as layout_of
 from tests import emulated_te
 from tests.poison import poison_allocations
 
@@ -132,7 +133,7 @@ def test_the_planner_knows_the_bytes(seed, precision, recipe, options):
     llama = not options
     model = Model(HIDDEN, FFN, 1, HEADS, KV_HEADS, HIDDEN // HEADS, 1, gated=llama, bias=not llama)
     for parts in [(), *SINGLE, *TOGETHER]:
-        layout = Layout(1, TOKENS, batch=BATCH, precision=precision, recompute_modules=parts)
+        layout = layout_of(1, TOKENS, batch=BATCH, precision=precision, recompute_modules=parts)
         of_a_token = memory.kept_of_a_layer(model, layout) - 2 * HIDDEN  # the layer's input was there before
         want = BATCH * TOKENS * of_a_token + memory.fp8_copies_of_a_layer(model, layout)
         got = kept_bytes(seed, parts, recipe, **options)

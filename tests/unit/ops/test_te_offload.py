@@ -7,7 +7,8 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.ops.te import offload
-from paddle_te.planner import Layout, Model, memory
+from paddle_te.planner import Model, memory
+from paddle_te.planner import layout as layout_of
 from tests import emulated_te
 from tests.poison import poison_allocations
 
@@ -122,7 +123,7 @@ def kept_bytes(seed, count, recipe):
 def test_the_planner_knows_the_bytes_that_leave(seed, precision, recipe, monkeypatch):
     monkeypatch.setattr(offload, "LEAST", 0)
     model = Model(HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN // HEADS, 1)
-    layout = Layout(1, TOKENS, batch=BATCH, precision=precision)
+    layout = layout_of(1, TOKENS, batch=BATCH, precision=precision)
     of_a_layer = memory.offloaded_bytes(model, layout)
     whole, offloaded = (kept_bytes(seed, count, recipe) for count in (None, 3))
     assert whole - offloaded == 3 * of_a_layer - BATCH * TOKENS * 2 * HIDDEN  # x, which is the first's, stays

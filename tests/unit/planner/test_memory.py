@@ -7,10 +7,17 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.planner import GPUS, Layout, Lora, Model, memory
+from paddle_te.planner import GPUS, Model, memory
+from paddle_te.planner import layout as layout_of
 
 SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, head_dim=16, vocabulary=1000)
-LAYOUT = Layout(gpus=1, sequence=100)
+
+
+def changed(**changes):
+    return layout_of(**dict(gpus=1, sequence=100) | changes)
+
+
+LAYOUT = changed()
 
 
 FEW_WORDS = replace(SMALL, vocabulary=16)  # whose layers take more than the head
@@ -20,7 +27,7 @@ def parts(layout=LAYOUT, model=SMALL, rank=None, held=True, **changes):
     """Without cuBLAS's workspace, which every moment has. held: gradients are there at all moments."""
     releases = (lambda _: False) if held else memory.releases_gradients
     with mock.patch.object(memory, "releases_gradients", releases):
-        found = memory.memory_of_step(model, replace(layout, **changes), rank)
+        found = memory.memory_of_step(model, changed(**changes), rank)
     return replace(found, working=found.working - memory.GEMM_WORKSPACE)
 
 
@@ -49,31 +56,31 @@ def test_lora_trains_its_adapters_alone():
     up (64 to 256) and down (256 to 64). Of a GEMM's input a layer keeps only what these products need, in bf16.
     tests/multiprocess/hosts measures it all."""
     adapters = 4 * 8 * ((128 + 96 + 96) + 128 + 3 * 320)
-    one, lora = parts(), parts(lora=Lora(8))
+    one, lora = parts(), parts(lora=dict(rank=8))
     assert lora.weights == one.weights + 2 * adapters
     assert (lora.gradients, lora.states, lora.fp8_weights) == (2 * adapters, 12 * adapters, one.fp8_weights)
-    in_fp8 = parts(lora=Lora(8, fp8_base=True))
+    in_fp8 = parts(lora=dict(rank=8, fp8_base=True))
     assert in_fp8.weights == lora.weights - 4 * SMALL.gemm_weights and in_fp8.fp8_weights == 0
     assert in_fp8.activations == lora.activations and in_fp8.states == lora.states
     inputs = 64 + 64 + 64 + 256
-    with_products = memory.kept_of_a_layer(SMALL, replace(LAYOUT, lora=Lora(8)))
+    with_products = memory.kept_of_a_layer(SMALL, changed(lora=dict(rank=8)))
     # attention's output, which is kept anyway, is proj's input
     assert with_products == memory.kept_of_a_layer(SMALL, LAYOUT) - inputs + 2 * (inputs - 64) + 2 * 8 * 7
-    of_attention = replace(LAYOUT, lora=Lora(8, "attention"))
+    of_attention = changed(lora=dict(rank=8, targets="attention"))
     assert memory.kept_of_a_layer(SMALL, of_attention) == with_products - 2 * (64 + 256) - 2 * 8 * 3
     packed = 2 * 8 * (3 * (64 + 128) + (64 + 64) + 2 * (64 + 512) + (256 + 64))
     assert lora.activations == 4 * (100 * with_products + packed)
     # TP ranks share B of q, k, v, gate and up, and A of proj and down; sharding ranks the states
     two = 4 * 8 * ((3 * 64 + 128 / 2) + (64 / 2 + 64) + 2 * (64 + 256 / 2) + (256 / 2 + 64))
-    assert parts(gpus=2, tp=2, lora=Lora(8)).states == 12 * two
-    assert parts(gpus=4, sharding=4, stage=2, lora=Lora(8)).states == 12 * adapters / 4
+    assert parts(gpus=2, tp=2, lora=dict(rank=8)).states == 12 * two
+    assert parts(gpus=4, sharding=4, stage=2, lora=dict(rank=8)).states == 12 * adapters / 4
     # backward transposes fc1's weight, and a frozen lm_head has no gradient
     full = dict(recompute="full", model=FEW_WORDS, sequence=1000)
-    grown = parts(lora=Lora(8, fp8_base=True), **full).working - parts(lora=Lora(8), **full).working
+    grown = parts(lora=dict(rank=8, fp8_base=True), **full).working - parts(lora=dict(rank=8), **full).working
     assert grown == 64 * 512
     # the first layer, whose input has no gradient, is not computed again
-    assert parts(lora=Lora(8), **full).activations == 4 * 2 * 64 * 1000 + 1000 * (with_products - 2 * 64) + packed
-    chunks = parts(loss_in_chunks=True, lora=Lora(8))
+    assert parts(lora=dict(rank=8), **full).activations == 4 * 2 * 64 * 1000 + 1000 * (with_products - 2 * 64) + packed
+    chunks = parts(loss_in_chunks=True, lora=dict(rank=8))
     assert chunks.working == 4 * 64 * 100 + 4 * 1000 * 100 and chunks.gradients == lora.gradients
 
 
@@ -83,7 +90,7 @@ def test_states_on_the_host():
     one, moved = parts(model=large), parts(model=large, offload_optimizer=0.75)
     assert moved == replace(one, states=one.states / 4 + 12 * OFFLOADED_AT_ONCE)
     assert parts(offload_optimizer=0.75) == parts()  # which fit into the slots
-    of_a_rank = memory.states_on_host(large, replace(LAYOUT, gpus=4, sharding=4, offload_optimizer=0.5))
+    of_a_rank = memory.states_on_host(large, changed(gpus=4, sharding=4, offload_optimizer=0.5))
     assert of_a_rank == 12 * large.parameters / 8
 
 
@@ -119,14 +126,14 @@ def test_a_layer_keeps_these_tensors():
     statistics = 2 * 4
     fp8 = 2 * 64 + 64 + 2 * 128 + (2 * 64 + 4 * 4) + 64 + 2 * 64 + 64 + 4 * 256 + 256 + statistics
     assert memory.kept_of_a_layer(SMALL, LAYOUT) == fp8
-    again = memory.kept_of_a_layer(SMALL, replace(LAYOUT, recompute="core_attn"))
+    again = memory.kept_of_a_layer(SMALL, changed(recompute="core_attn"))
     assert again == fp8 - (2 * 64 + 4 * 4)
-    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, recompute="full")) == 2 * 64
+    assert memory.kept_of_a_layer(SMALL, changed(recompute="full")) == 2 * 64
     # in bf16 proj's input is attention's output
     bf16 = 2 * 64 + 2 * 64 + 2 * 128 + (2 * 64 + 4 * 4) + 2 * 64 + 2 * 64 + 4 * 256 + 2 * 256 + statistics
-    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, precision="bf16")) == bf16
+    assert memory.kept_of_a_layer(SMALL, changed(precision="bf16")) == bf16
     # attention in fp8 keeps q, k, v and its output in one byte
-    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, fp8_attention=True)) == fp8 - 128 - 64
+    assert memory.kept_of_a_layer(SMALL, changed(fp8_attention=True)) == fp8 - 128 - 64
 
 
 def test_the_first_stage_keeps_what_is_in_flight():
@@ -154,21 +161,21 @@ def test_moments_of_a_step_whose_gradients_are_released():
     tokens, embedding, new = 10_000, 16 * 64, 2 * 64 * 768
     logits = 4 * 1000 * tokens + 4 * 64 * tokens
     assert released(model=SMALL, sequence=tokens) == (0, 4 * kept * tokens, 4 * copies, logits)
-    of_a_layer = memory.backward_of_a_layer(FEW_WORDS, replace(LAYOUT, sequence=tokens)) + 2 * 64 * tokens
+    of_a_layer = memory.backward_of_a_layer(FEW_WORDS, changed(sequence=tokens)) + 2 * 64 * tokens
     last_layer = 2 * embedding + new, 4 * kept * tokens, 4 * copies, of_a_layer
     assert released(sequence=tokens) == last_layer
     assert parts(model=FEW_WORDS, sequence=tokens).gradients == 2 * (2 * embedding + 4 * layer) + new
     full, tokens = dict(recompute="full"), 100
-    of_a_layer = memory.backward_of_a_layer(FEW_WORDS, replace(LAYOUT, **full)) + 2 * 64 * tokens
+    of_a_layer = memory.backward_of_a_layer(FEW_WORDS, changed(**full)) + 2 * 64 * tokens
     assert released(**full) == (2 * (embedding + 4 * layer), 2 * 64 * tokens, 0, of_a_layer)
     assert released(model=SMALL, sequence=16, **full) == (2 * (2 * 64_000 + 4 * layer), 0, 0, 0)
 
 
 def test_whose_gradients_are_released():
     """Those in bf16 of one process, and main gradients with the flag; never those of several micro-batches."""
-    assert memory.releases_gradients(LAYOUT) and not memory.releases_gradients(replace(LAYOUT, main_grads=True))
-    assert memory.releases_gradients(replace(LAYOUT, main_grads=True, release_grads=True))
-    assert not memory.releases_gradients(replace(LAYOUT, gpus=2))
+    assert memory.releases_gradients(LAYOUT) and not memory.releases_gradients(changed(main_grads=True))
+    assert memory.releases_gradients(changed(main_grads=True, release_grads=True))
+    assert not memory.releases_gradients(changed(gpus=2))
     assert released(micro_batches=2) == released(micro_batches=2, release_grads=True) != released()
     assert parts(micro_batches=2, held=False) == parts(micro_batches=2)
 
@@ -203,18 +210,18 @@ def test_a_tensor_parallel_head_reads_all_tokens():
 def test_the_mlp_in_chunks():
     """tests/unit/layers/test_mlp_chunks.py measures them. A layer keeps nothing of the MLP but its input, and no fp8
     copies of its weights; the gradients of one layer's weights are there in float32, unless they are main gradients."""
-    chunks = replace(LAYOUT, mlp_chunk_tokens=10)
-    attention_half = memory.kept_of_a_layer(SMALL, replace(LAYOUT, recompute_modules=("mlp",)))
+    chunks = changed(mlp_chunk_tokens=10)
+    attention_half = memory.kept_of_a_layer(SMALL, changed(recompute_modules=("mlp",)))
     assert memory.kept_of_a_layer(SMALL, chunks) == attention_half
     assert memory.fp8_copies_of_a_layer(SMALL, chunks) == 64 * (4 + 2 * 2) * 16 + 64 * 64
     weights = 64 * (2 * 256 + 256)
     assert memory.backward_of_a_layer(SMALL, chunks) == 100 * 4 * 64 + 10 * 2 * (2 * 512 + 256) + (2 + 4) * weights
-    main_grads = replace(chunks, main_grads=True)
+    main_grads = chunks.but(amp_master_grad=True)
     assert memory.backward_of_a_layer(SMALL, main_grads) == memory.backward_of_a_layer(SMALL, chunks) - 4 * weights
-    few = replace(chunks, mlp_chunk_tokens=100)
+    few = chunks.but(mlp_chunk_tokens=100)
     assert parts(few) == parts()
     # cuDNN's backward in fp8 has dq, and dk and dv of each of the four query heads, in float32
-    in_fp8 = replace(chunks, fp8_attention=True, sequence=10_000)
+    in_fp8 = chunks.but(fp8_dpa=True, max_seq_length=10_000)
     assert memory.backward_of_a_layer(SMALL, in_fp8) == 10_000 * (2 * 64 + 4 * 128 + 12 * 64)
     assert memory.fp8_attention_workspace(replace(SMALL, kv_heads=4)) == 4 * 64
 
@@ -246,8 +253,11 @@ def test_ranks_that_share_sequences_have_parts_of_the_activations():
     few = parts(gpus=2, sep=2, precision="bf16", main_grads=True, sequence=16)
     assert (few.gradients, few.activations, few.working, few.fp8_weights) == (8 * one.weights / 2, 0, 0, 0)
     # in bf16 attention's output is there twice: before the exchange, and behind it as proj's input
-    bf16 = replace(LAYOUT, precision="bf16")
-    assert memory.kept_of_a_layer(SMALL, replace(bf16, gpus=2, sep=2)) == memory.kept_of_a_layer(SMALL, bf16) + 2 * 64
+    bf16 = changed(precision="bf16")
+    assert (
+        memory.kept_of_a_layer(SMALL, bf16.but(world=2, sep_parallel_degree=2))
+        == memory.kept_of_a_layer(SMALL, bf16) + 2 * 64
+    )
 
 
 def test_room_for_the_logits_again():
@@ -268,4 +278,4 @@ def test_room_for_the_logits_again():
     ],
 )
 def test_room_for_communicators(changes, gb):
-    assert memory.communicators(replace(LAYOUT, **changes)) == pytest.approx(gb)
+    assert memory.communicators(changed(**changes)) == pytest.approx(gb)

@@ -9,12 +9,14 @@ import pytest
 from paddle_te import configs
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Lora, Model, command, formulas, memory_of_step, search
+from paddle_te.planner import GPUS, Model, command, formulas, memory_of_step, search
+from paddle_te.planner.layout import by_flag, extra_arguments, memory_text, recompute_text
 from paddle_te.planner.measured import all_that_ran, has_run, speed_of
 from paddle_te.planner.memory import fits
 from paddle_te.planner.ranking import computed_again, costs, rank
 from tests import small_tokenizers
 
+LORA = dict(rank=16, targets="attention", fp8_base=True)
 H200 = GPUS["h200"]
 FLOAT32 = dict(optim_moments="float32", master_weights="float32", optimizer_in_backward="off")
 EIGHT_B_ON_2 = Model.of(configs.read("llama-3-8b")), H200, 2, 8192, 8192, "fp8"
@@ -31,13 +33,13 @@ def test_all_have_the_tokens_that_were_asked_for():
     for plan in [*found.plans, *found.too_large.values()]:
         layout = plan.layout
         assert layout.tokens_per_step == 2**20 and layout.tp * layout.pp * layout.data == 8
-    assert {"none", "layernorm", "full"} <= {plan.layout.recompute_text for plan in found.plans}
+    assert {"none", "layernorm", "full"} <= {recompute_text(plan.layout) for plan in found.plans}
     assert {plan.layout.offload_activations > 0 for plan in found.plans} == {False, True}
 
 
 def test_parts_of_layers_that_are_computed_again():
     """The cheapest that fit: the more, the less room there is."""
-    texts = {plan.layout.recompute_text for plan in find("meta-llama/Meta-Llama-3-70B", 16, sequence=8192).plans}
+    texts = {recompute_text(plan.layout) for plan in find("meta-llama/Meta-Llama-3-70B", 16, sequence=8192).plans}
     assert {"none", "layernorm", "layernorm + mlp", "layernorm + mlp + core_attn", "full"} <= texts
 
 
@@ -48,7 +50,7 @@ def test_as_many_layers_go_to_the_host_as_must():
     best = next(plan for plan in found.plans if plan.layout.offload_activations)
     count = best.layout.offload_activations
     assert count > 0 and fits(best.memory, model, best.layout, gpu)
-    fewer = replace(best.layout, offload_activations=count - 1)
+    fewer = best.layout.but(offload_activations=count - 1)
     assert not fits(memory_of_step(model, fewer), model, fewer, gpu)
 
 
@@ -56,10 +58,10 @@ def test_the_mlp_in_chunks():
     """Where it does not fit otherwise, and never of short sequences."""
     model, states = EIGHT_B_ON_2[0], dict(optim_moments="bfloat16", master_weights="bf16_remainder")
     best = search(model, H200, 1, 131072, 2 * 131072, "fp8", **states).plans[0].layout
-    assert best.mlp_in_chunks and "--mlp_chunk_tokens 16384" in best.extra_arguments()
-    at_once = replace(best, mlp_chunk_tokens=0)
+    assert best.mlp_in_chunks and "--mlp_chunk_tokens 16384" in extra_arguments(best)
+    at_once = best.but(mlp_chunk_tokens=0)
     assert not fits(memory_of_step(model, at_once), model, at_once, H200)
-    assert best.memory_text == "full, MLP in chunks of 16384"
+    assert memory_text(best) == "full, MLP in chunks of 16384"
     assert not any(plan.layout.mlp_chunk_tokens for plan in find("llama-3-8b", 8).plans)
 
 
@@ -68,7 +70,7 @@ def test_as_many_states_go_to_the_host_as_must():
     model, gpu = EIGHT_B_ON_2[0], H200
     best = search(model, gpu, 1, 8192, 16 * 8192, "fp8", **FLOAT32).plans[0]
     assert best.layout.offload_optimizer > 0 and fits(best.memory, model, best.layout, gpu)
-    less = replace(best.layout, offload_optimizer=best.layout.offload_optimizer - 0.01)
+    less = best.layout.but(offload_optimizer=best.layout.offload_optimizer - 0.01)
     assert not fits(memory_of_step(model, less), model, less, gpu)
     given = search(model, gpu, 1, 8192, 16 * 8192, "fp8", offload_optimizer=0.5)
     assert {plan.layout.offload_optimizer for plan in given.plans} == {0.5}
@@ -139,10 +141,10 @@ def test_main_gradients_are_counted_where_the_launcher_keeps_them():
     for gpus, in_backward, kept in ((1, "off", False), (2, "off", True), (2, "last_norm", False)):
         found = search(model, H200, gpus, *asked, optimizer_in_backward=in_backward)
         layouts = [plan.layout for plan in (*found.plans, *found.too_large.values())]
-        assert layouts and {layout.main_grads for layout in layouts} == {kept}
-    layout = replace(layouts[0], optimizer_in_backward="off", main_grads=True)
-    assert "amp_master_grad" not in layout.extra_arguments()
-    assert "--amp_master_grad false" in replace(layout, main_grads=False).extra_arguments()
+        assert layouts and {layout.amp_master_grad for layout in layouts} == {kept}
+    layout = layouts[0].but(optimizer_in_backward="off", amp_master_grad=True)
+    assert "amp_master_grad" not in extra_arguments(layout)
+    assert "--amp_master_grad false" in extra_arguments(layout.but(amp_master_grad=False))
 
 
 def test_an_update_in_backward_takes_one_micro_batch_on_tensor_parallel_ranks(monkeypatch, capsys):
@@ -150,7 +152,7 @@ def test_an_update_in_backward_takes_one_micro_batch_on_tensor_parallel_ranks(mo
     assert layouts and {(layout.tp, layout.data, layout.micro_batches) for layout in layouts} == {(2, 1, 1)}
     line = "llama-3-8b --gpus 1 --optim_moments bfloat16 --optimizer_in_backward unclipped"
     status, shown = run(monkeypatch, capsys, line)
-    assert status == 0 and "--optimizer_in_backward unclipped --max_grad_norm 0" in shown.out
+    assert status == 0 and "--optimizer_in_backward unclipped" in shown.out and "--max_grad_norm 0" in shown.out
 
 
 def test_lora(monkeypatch, capsys, tmp_path):
@@ -161,11 +163,18 @@ def test_lora(monkeypatch, capsys, tmp_path):
     assert "--model_name=MODEL --dataset=DATASET --output=OUTPUT" in shown.out, "a known name has no folder of weights"
     assert "Put your own folders in place of MODEL (the folder with the model's weights and tokenizer), " in shown.out
     found = search(
-        Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
+        Model.of(configs.read("llama-3-8b")),
+        H200,
+        4,
+        4096,
+        2**18,
+        "fp8",
+        lora=dict(rank=16, targets="attention", fp8_base=True),
     )
-    assert {(plan.layout.pp, plan.layout.stage, plan.layout.sharing) for plan in found.plans} == {(1, 2, 1)}
+    assert {(plan.layout.pp, plan.layout.sharing) for plan in found.plans} == {(1, 1)}
+    assert all(plan.layout.stage == 2 or plan.layout.sharding_ranks == 1 for plan in found.plans)
     assert not any(plan.layout.mlp_chunk_tokens or plan.layout.offload_optimizer for plan in found.plans)
-    layout = next(plan.layout for plan in found.plans if plan.layout.sharding == 4)
+    layout = next(plan.layout for plan in found.plans if plan.layout.sharding_ranks == 4)
     words = ["paddle-te", *command.launch_words(str(tmp_path), layout)]
     write_model(tmp_path)
     (tmp_path / "train.json").write_text('{"src": "a", "tgt": "b"}\n')
@@ -207,7 +216,7 @@ def test_states_are_searched_for_unless_they_are_given():
     assert not search(model, gpu, *asked, **FLOAT32).plans
     one_batch = search(model, gpu, 1, 8192, 8192, "fp8").plans
     assert {plan.layout.optimizer_in_backward for plan in one_batch} == {"off", "last_norm"}
-    assert len(costs(found[0].layout)) == 1 and not costs(replace(best, optim_moments="float32"))
+    assert len(costs(found[0].layout)) == 1 and not costs(best.but(optim_moments="float32"))
 
 
 def test_states_in_float32_where_they_fit():
@@ -218,22 +227,24 @@ def test_states_in_float32_where_they_fit():
 def test_what_is_given_of_a_layers_memory():
     settings = dict(recompute_modules=("mlp_act",), loss_in_chunks=True, fp8_attention=True)
     plans = search(*EIGHT_B_ON_2, **settings).plans
-    assert plans and all(getattr(plan.layout, name) == each for plan in plans for name, each in settings.items())
-    assert "--fp8_dpa true" in plans[0].layout.extra_arguments()
+    assert plans and all(
+        getattr(plan.layout, name) == each for plan in plans for name, each in by_flag(settings).items()
+    )
+    assert "--fp8_dpa true" in extra_arguments(plans[0].layout)
 
 
 def test_near_ties_are_won_by_what_ran_and_is_simple(monkeypatch):
     """A kind of layout that never ran must be 5 % faster; a further thing that one consists of must gain 1 %."""
     plan = search(*EIGHT_B_ON_2).plans[0]
-    simple = replace(plan, layout=replace(plan.layout, recompute="none", recompute_modules=()))
+    simple = replace(plan, layout=plan.layout.but(recompute=False, recompute_modules=()))
     assert has_run(simple.layout)
 
     def wins(factor, layout):
         return min(simple, replace(simple, layout=layout, times={"": factor * simple.milliseconds}), key=rank).layout
 
-    again = replace(simple.layout, recompute_modules=("layernorm",))
+    again = simple.layout.but(recompute_modules=("layernorm",))
     assert wins(0.995, again) == simple.layout and wins(0.985, again) == again
-    never_ran = replace(simple.layout, release_grads=True)
+    never_ran = simple.layout.but(release_grads=True)
     monkeypatch.setattr("paddle_te.planner.ranking.has_run", lambda layout: layout != never_ran)
     assert wins(0.96, never_ran) == simple.layout and wins(0.94, never_ran) == never_ran
 
@@ -242,14 +253,14 @@ def test_of_equal_times_the_least_is_computed_again():
     """A small model, which waits for the CPU: on an H100 full recompute took 87 ms in the place of 35."""
     for gpus in (1, 2):
         best = search(Model.of(configs.read("llama-125m")), GPUS["h100"], gpus, 2048, gpus * 4096, "fp8").plans[0]
-        assert computed_again(best.layout) == 0 and not best.layout.loss_in_chunks
+        assert computed_again(best.layout) == 0 and not best.layout.use_fused_linear_cross_entropy
 
 
 def test_what_was_measured():
-    ran = next(each for each in all_that_ran() if each.layout.pp == 2 and not each.layout.fp8_head)
+    ran = next(each for each in all_that_ran() if each.layout.pp == 2 and not each.layout.fp8_lm_head)
     assert ran.gpu == GPUS["h100"] and speed_of(ran.model, ran.layout, ran.gpu) == ran.tokens_per_second
     assert speed_of(ran.model, ran.layout, H200) is None and has_run(ran.layout)
-    assert not has_run(replace(ran.layout, gpus=4, tp=2))
+    assert not has_run(ran.layout.but(world=4, tensor_parallel_degree=2))
 
 
 def test_the_card_at_hand_is_the_default(monkeypatch, capsys):

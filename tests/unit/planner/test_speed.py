@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.planner import GPUS, Layout, Lora, Model, memory, offloaded, speed
+from paddle_te.planner import GPUS, Model, memory, offloaded, speed
+from paddle_te.planner import layout as layout_of
 
 # round numbers: nothing slows anything down, and nothing takes latency
 ROUND = replace(
@@ -28,7 +29,7 @@ SMALL = Model(hidden=1000, ffn=4000, layers=10, heads=10, kv_heads=10, head_dim=
 
 
 def layout(gpus=1, **settings):
-    return Layout(gpus, 1000, **dict(precision="bf16") | settings)
+    return layout_of(gpus, 1000, **dict(precision="bf16") | settings)
 
 
 def times(gpu=ROUND, **settings):
@@ -75,7 +76,7 @@ def test_swiglus_input_in_fp8():
     assert times(**stored)["layers"] - times()["layers"] == pytest.approx((2 * mxfp8 - 2) * 8000 * a_byte)
     again = stored | dict(recompute_modules=("mlp_act",))
     assert times(**again)["layers"] - times(**stored)["layers"] == pytest.approx((mxfp8 * 8000 + 2 * 4000) * a_byte)
-    lora = dict(lora=Lora(8))
+    lora = dict(lora=dict(rank=8))
     adding = times(**again, **lora)["layers"] - times(**stored, **lora)["layers"]
     assert adding == pytest.approx(2 * 4000 * a_byte)
     gelu = replace(SMALL, gated=False)
@@ -114,7 +115,7 @@ def test_copies_of_the_optimizers_states():
     assert speed.states_ms(large, settings, gpu, 3.0) == pytest.approx((moved - ahead) / 1e6 - 3)
     assert speed.states_ms(large, settings, gpu, 1e9) == pytest.approx(0)
     one, in_backward = (
-        speed.time_of_step(large, replace(settings, optimizer_in_backward=how), gpu) for how in ("off", "last_norm")
+        speed.time_of_step(large, settings.but(optimizer_in_backward=how), gpu) for how in ("off", "last_norm")
     )
     assert one["offload"] - in_backward["offload"] == pytest.approx(one["layers"] * 2 / 3 + one["head"] * 2 / 3)
 
@@ -126,7 +127,7 @@ def test_pieces_without_a_slot_are_late():
     assert offloaded.late_pieces(model, 1, 0.6) == 6 * (13 + 1) + 6 * (1 + 1)
     assert offloaded.late_pieces(model, 4, 0.6) == offloaded.late_pieces(model, 1, 0) == 0
     gpu, settings = replace(ROUND, pcie=1, hbm=1e30), layout(offload_optimizer=0.6)
-    in_backward = replace(settings, optimizer_in_backward="unclipped")
+    in_backward = settings.but(optimizer_in_backward="unclipped")
     assert speed.states_ms(model, in_backward, gpu, 1e9) == pytest.approx(96 * 2**23 * 12 / 1e6)
     assert speed.states_ms(model, settings, gpu, 1e9) == pytest.approx(0)
 
@@ -229,8 +230,8 @@ def test_exposed_communication():
     overlapped = layout(gpus=4, sharding=4, overlap=True)
     assert speed.exposed_ms(8, 100, overlapped, gpu) == pytest.approx(2 + 0.6)
     assert speed.exposed_ms(8, 3, overlapped, gpu) == pytest.approx(5 + 0.3)
-    assert speed.exposed_ms(8, 100, replace(overlapped, overlap=False), gpu) == 8
-    alone = replace(overlapped, overlap=False, stage=3)  # needs no flag
+    assert speed.exposed_ms(8, 100, overlapped.but(sharding_parallel_config=""), gpu) == 8
+    alone = overlapped.but(sharding_parallel_config="", sharding="stage3")  # needs no flag
     assert speed.exposed_ms(8, 100, alone, gpu) == pytest.approx(2 + 0.6)
 
 

@@ -1,10 +1,8 @@
 """tools/benchmark/measured.py: the planner against all that benchmarks/ has of whole trainings."""
 
-from dataclasses import replace
-
 import pytest
 
-from paddle_te.planner import Layout
+from paddle_te.planner import layout as layout_of
 from paddle_te.planner.measured import all_that_ran
 from tools.benchmark import measured
 
@@ -42,8 +40,8 @@ def test_the_planner_has_what_was_measured():
 def test_there_are_points_of_each_kind():
     layouts = [point.layout for point in POINTS]
     assert {layout.pp for layout in layouts} == {1, 2} and {point.gpu for point in POINTS} == {"h100", "h200"}
-    assert {layout.gpus for layout in layouts} == {layout.tp for layout in layouts} == {1, 2}
-    assert {layout.recompute for layout in layouts} == {"none", "full"}
+    assert {layout.world for layout in layouts} == {layout.tp for layout in layouts} == {1, 2}
+    assert {layout.recomputed for layout in layouts} == {"none", "full"}
     assert {layout.precision for layout in layouts} == {"bf16", "fp8"}
     names = {point.name for point in POINTS}
     assert {"8b-x1-offload", "8b-x2-tp2-accumulated", "lora-70b-x1-fp8-base-lean"} <= names
@@ -73,10 +71,8 @@ def test_a_row_is_read():
     timed, tried = measured.points_of(
         {"benchmark": "throughput", "commit": "1234567890", "hardware": hardware, "runs": rows, "tries": tries}
     )
-    expected = Layout(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
-    expected = replace(
-        expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16"
-    )
+    expected = layout_of(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
+    expected = expected.but(recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16")
     assert timed.layout == tried.layout == expected
     assert (timed.name, timed.commit, timed.ms, timed.memory) == ("one", "1234567", 20.0, 7) and tried.ms is None
     assert timed.gpu == "h100"

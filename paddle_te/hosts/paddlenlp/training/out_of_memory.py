@@ -9,9 +9,12 @@ import paddle
 
 from paddle_te import commands, configs, device
 from paddle_te.hosts.paddlenlp.lora import target_modules
+from paddle_te.job import Job
+from paddle_te.job.words import printed
 from paddle_te.models.lora import TARGETS
-from paddle_te.options.scripts import OPTIMIZER, chosen
-from paddle_te.planner import GPUS, Lora, Model, layout_of, memory_of_step, search
+from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
+from paddle_te.planner import GPUS, Model, memory_of_step, search
+from paddle_te.planner.layout import adapter_flags, extra_arguments, kept, shape
 from paddle_te.planner.memory import lacking
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.training.throughput import device_name
@@ -89,10 +92,17 @@ def _gb(size):
 
 
 def lora_of(model):
-    """The planner's Lora of a TELoRAModel. Other target_modules than those of a flag count as all."""
+    """The flags of a TELoRAModel. Other target_modules than those of a flag count as all."""
     there = {*model.lora_config.target_modules}
     targets = next((name for name in TARGETS if {*target_modules(name)} == there), "all")
-    return Lora(model.lora_config.r, targets, model.base_precision is not None)
+    base = None if model.base_precision is None else "fp8"
+    return {"lora": True, "lora_rank": model.lora_config.r, "lora_targets": targets, "quantize_base": base}
+
+
+def job_of_run(config, args, lora=None):
+    """The Job of a run whose samples are as long as its model's seq_length. lora: `lora_of`'s flags."""
+    length = {"max_seq_length": config.seq_length, "max_length": config.seq_length}
+    return Job.of(args, script=args.SCRIPT, world=args.world_size, **length, **(lora or {}))
 
 
 def advice(config, args, gpu_name, name, lora=None):
@@ -100,14 +110,14 @@ def advice(config, args, gpu_name, name, lora=None):
 
     gpu_name: as its driver says it. name: the model's. lora: of an adapter that is trained alone.
     """
-    model, layout = Model.of(config), layout_of(args, args.world_size, config.seq_length, lora)
+    model, layout = Model.of(config), job_of_run(config, args, lora)
     need = memory_of_step(model, layout)
     told = f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most{_bill(need)}. "
     gpu = next(((kind, gpu) for kind, gpu in GPUS.items() if gpu.title in gpu_name), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
-    flags = [f"--gpus {layout.gpus} --seq {layout.sequence} --tokens_per_step {layout.tokens_per_step}"]
-    flags += [f"--precision {layout.precision}", *(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)]
-    flags += ["--activation_func_fp8_input_store true"] * layout.fp8_input_store
+    flags = [f"--gpus {layout.world} --seq {layout.sequence} --tokens_per_step {layout.tokens_per_step}"]
+    flags += [f"--precision {layout.precision}", *adapter_flags(layout), *chosen(layout, OPTIMIZER)]
+    flags += printed(stored_in_fp8(True)) if layout.stores_input_in_fp8 else []
     flags += [f"--gpu {gpu[0]}"] if gpu else []
     return told + "All layouts: " + commands.line("plan", configs.name_of(name), *" ".join(flags).split())
 
@@ -124,7 +134,7 @@ def _what_fits(model, layout, gpu):
     smaller = _with_less(model, layout, gpu)
     plans = _plans(model, layout, smaller)
     if not plans and layout.lora and not layout.fp8_base:
-        in_fp8 = replace(layout, precision="fp8", lora=replace(layout.lora, fp8_base=True))
+        in_fp8 = layout.but(use_fp8=True, quantize_base="fp8")
         plans, with_base = _plans(model, in_fp8, smaller), " and --use_fp8 true --quantize_base fp8"
     if not plans:
         return "No layout of these GPUs with as many tokens a step needs less and fits. "
@@ -142,16 +152,15 @@ def _with_less(model, layout, gpu):
 def _plans(model, layout, gpu):
     """The fastest that fit of those which train the same with as many tokens a step; none where the search knows no
     layout with so many."""
-    asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
-    own = dict(lora=layout.lora, fp8_input_store=layout.fp8_input_store)
+    asked = layout.world, layout.sequence, layout.tokens_per_step, layout.precision
     try:
-        return search(model, gpu, *asked, **own, **layout.optimizer).plans[:SUGGESTIONS]
+        return search(model, gpu, *asked, **kept(layout)).plans[:SUGGESTIONS]
     except ValueError:
         return []
 
 
 def _described(layout):
     """A layout with the flags that it needs."""
-    further = replace(layout, lora=None).extra_arguments()  # an adapter's flags are the run's own
-    words = [str(layout), f"recompute {layout.recompute}", f"batch {layout.batch}", further]
+    further = extra_arguments(layout.but(lora=False))  # an adapter's flags are the run's own
+    words = [shape(layout), f"recompute {layout.recomputed}", f"batch {layout.batch}", further]
     return ", ".join(filter(None, words))

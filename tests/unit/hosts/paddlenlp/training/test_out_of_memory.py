@@ -11,7 +11,8 @@ from paddle_te import configs
 from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments
-from paddle_te.planner import GPUS, Layout, Lora, Model, layout_of, memory_of_step
+from paddle_te.planner import GPUS, Model, memory_of_step
+from paddle_te.planner import layout as layout_of
 from paddle_te.runs.rollback import RunEnded
 from tests.unit.hosts.paddlenlp.training.test_arguments import parse
 
@@ -43,8 +44,9 @@ def arguments(tmp_path):
 
 def test_the_layout_is_the_runs(config, arguments):
     arguments.gradient_accumulation_steps, arguments.per_device_train_batch_size = 4, 2
-    found = layout_of(arguments, 1, config.seq_length)
-    assert found == Layout(1, 8192, batch=2, micro_batches=4, recompute="core_attn", vp=arguments.virtual_pp_degree)
+    found = out_of_memory.job_of_run(config, arguments)
+    assert (found.world, found.sequence, found.batch, found.micro_batches) == (1, 8192, 2, 4)
+    assert (found.recomputed, found.precision, found.te) == ("core_attn", "fp8", True)
 
 
 def test_advice(config, arguments):
@@ -91,11 +93,15 @@ def test_advice_for_lora(monkeypatch, arguments, base):
     )
 
 
+def lora_flags(rank, targets, base):
+    return dict(lora=True, lora_rank=rank, lora_targets=targets, quantize_base=base)
+
+
 def test_adapters_of_other_targets():
-    assert out_of_memory.lora_of(adapter("mlp", 8, "fp8 in blocks")) == Lora(8, "mlp", fp8_base=True)
+    assert out_of_memory.lora_of(adapter("mlp", 8, "fp8 in blocks")) == lora_flags(8, "mlp", "fp8")
     other = adapter()
     other.lora_config.target_modules = [".*q_proj"]
-    assert out_of_memory.lora_of(other) == Lora(16, "all")
+    assert out_of_memory.lora_of(other) == lora_flags(16, "all", None)
 
 
 def end(error, config, arguments, **more):
@@ -120,8 +126,8 @@ def test_fine_tuning_has_the_arguments(config, tmp_path):
     """A layout is read of those, too."""
     words = ["--output_dir", str(tmp_path), *TE_FP8, "--per_device_train_batch_size", "4", "--optim_moments", "int8"]
     (arguments,) = PdArgumentParser(FinetuningArguments).parse_args_into_dataclasses(words)
-    found = layout_of(arguments, 1, config.seq_length)
-    assert found == Layout(1, 8192, batch=4, optim_moments="int8", vp=arguments.virtual_pp_degree)
+    found = out_of_memory.job_of_run(config, arguments)
+    assert (found.script, found.sequence, found.batch, found.optim_moments) == ("finetune", 8192, 4, "int8")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,10 @@ def test_the_sizes(monkeypatch, problem, wanted, free):
 def test_what_has_failed_is_not_recommended(memory):
     """Nor what needs as much, whatever the planner takes the GPU for: it may think that all of it fits."""
     gpu, model = replace(GPUS["h100"], memory=memory), Model.of(configs.read("llama-3-8b"))
-    for layout in (Layout(2, 8192, tp=2, micro_batches=32), Layout(2, 8192, pp=2, micro_batches=32, main_grads=True)):
+    for layout in (
+        layout_of(2, 8192, tp=2, micro_batches=32),
+        layout_of(2, 8192, pp=2, micro_batches=32, main_grads=True),
+    ):
         need = memory_of_step(model, layout).total
         plans = out_of_memory._plans(model, layout, out_of_memory._with_less(model, layout, gpu))
         assert plans or memory == 20
