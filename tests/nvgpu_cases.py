@@ -23,6 +23,13 @@ def positive(*shape):
     return ("positive", shape)
 
 
+def apart(x, axis=-1):
+    """x with numbers along an axis added between which there are no ties."""
+    numbers = 16.0 * np.random.default_rng(5).permutation(x.shape[axis]) - 256
+    shape = [-1 if axis % x.ndim == i else 1 for i in range(x.ndim)]
+    return x + paddle.to_tensor(numbers.reshape(shape).astype("float32")).astype(x.dtype)
+
+
 class Fused:
     """A function that only the device has, and a reference of plain operations, which the CPU computes in float64."""
 
@@ -195,7 +202,34 @@ CASES = {
     "masked_fill": (lambda x: paddle.masked_fill(x.detach(), x > 0, 2.0), [(3, 4)]),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, 8, w, b), [(3, 8), (8,), (8,)]),
     "cumsum": (lambda x: paddle.cumsum(x, -1), [(3, 8)]),
-    "topk": (lambda x: paddle.topk(x, 3)[0], [(3, 8)]),
+    "cumsum in the middle": (lambda x: paddle.cumsum(x, 1), [(3, 37, 2)]),
+    "cumsum of all": (lambda x: paddle.cumsum(x), [(3, 5)]),
+    "cumsum, exclusive": (lambda x: paddle._C_ops.cumsum(x, 1, False, True, False), [(3, 8)]),
+    "cumsum, exclusive from the end": (lambda x: paddle._C_ops.cumsum(x, 0, False, True, True), [(7, 3)]),
+    "topk": (lambda x: paddle.topk(apart(x), 3)[0], [(3, 8)]),
+    "topk, least along the first axis": (lambda x: paddle.topk(apart(x, 0), 5, 0, False)[0], [(8, 3)]),
+    "topk's places": (lambda x: paddle.topk(apart(x), 9)[1].detach(), [(4, 33)]),
+    "sort": (lambda x: paddle.sort(apart(x), -1), [(4, 33)]),
+    "sort down in the middle": (lambda x: paddle.sort(apart(x, 1), 1, descending=True), [(2, 33, 3)]),
+    "argsort": (lambda x: paddle.argsort(apart(x)).detach(), [(4, 33)]),
+    "argsort keeps equals in order": (
+        lambda i: paddle.argsort(i, stable=True).detach(),
+        [index([[2, 1, 2, 1, 0, 2, 0]])],
+    ),
+    "scatter": (lambda x, i, u: paddle.scatter(x, i, u), [(5, 4), index([3, 0, 4]), (3, 4)]),
+    "scatter, the last counts": (
+        lambda i, x, u: paddle.scatter(x, i, u).detach(),
+        [index([3, 0, 3, 3]), (5, 4), (4, 4)],
+    ),
+    "scatter's sums": (
+        lambda i, x, u: paddle.scatter(x, i, u, overwrite=False).detach(),
+        [index([3, 0, 3, 3]), (5, 4), (4, 4)],
+    ),
+    "take_along_axis, twice the same": (
+        lambda x, i: paddle.take_along_axis(x, i, 1),
+        [(2, 4, 3), index(np.arange(24).reshape(2, 4, 3) * 7 % 4)],
+    ),
+    "index_select in the middle": (lambda x, i: paddle.index_select(x, i, 1), [(2, 5, 3), index([4, 0, 4, 4, 2, 0])]),
     "take_along_axis": (lambda x, i: paddle.take_along_axis(x, i, 1), [(3, 8), index([[0], [7], [2]])]),
     # more than one pack of elements, and not all at addresses that packs need
     "multiply by one": (lambda x, y: x * y, [(67, 61), (1,)]),

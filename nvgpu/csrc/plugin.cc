@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/common.h"
+#include "kernels/sort.h"
 #include "libraries.h"
 #include "paddle/phi/api/profiler/trace_event.h"
 #include "paddle/phi/backends/context_pool.h"
@@ -491,5 +492,6 @@ extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRun
   nvgpu::RegisterAttention();
   nvgpu::RegisterTraining();
   nvgpu::RegisterRandom();
+  nvgpu::RegisterSorts();
   nvgpu::RegisterViaCpu();
 }

@@ -11,18 +11,13 @@
 #include "common.h"
 #include "paddle/phi/kernels/activation_grad_kernel.h"
 #include "paddle/phi/kernels/activation_kernel.h"
-#include "paddle/phi/kernels/argsort_kernel.h"
-#include "paddle/phi/kernels/cum_grad_kernel.h"
-#include "paddle/phi/kernels/cum_kernel.h"
 #include "paddle/phi/kernels/elementwise_grad_kernel.h"
 #include "paddle/phi/kernels/expand_as_grad_kernel.h"
 #include "paddle/phi/kernels/flip_kernel.h"
-#include "paddle/phi/kernels/gather_grad_kernel.h"
 #include "paddle/phi/kernels/gather_nd_grad_kernel.h"
 #include "paddle/phi/kernels/gather_nd_kernel.h"
 #include "paddle/phi/kernels/index_sample_grad_kernel.h"
 #include "paddle/phi/kernels/index_sample_kernel.h"
-#include "paddle/phi/kernels/index_select_grad_kernel.h"
 #include "paddle/phi/kernels/layer_norm_grad_kernel.h"
 #include "paddle/phi/kernels/layer_norm_kernel.h"
 #include "paddle/phi/kernels/logsumexp_grad_kernel.h"
@@ -33,11 +28,8 @@
 #include "paddle/phi/kernels/pad_kernel.h"
 #include "paddle/phi/kernels/put_along_axis_kernel.h"
 #include "paddle/phi/kernels/roll_kernel.h"
-#include "paddle/phi/kernels/scatter_kernel.h"
 #include "paddle/phi/kernels/take_along_axis_grad_kernel.h"
-#include "paddle/phi/kernels/take_along_axis_kernel.h"
-#include "paddle/phi/kernels/top_k_grad_kernel.h"
-#include "paddle/phi/kernels/top_k_kernel.h"
+#include "sort.h"
 
 namespace nvgpu {
 namespace {
@@ -203,20 +195,15 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
 
 // The kernel's name, and the function that Paddle declares for it.
 #define NVGPU_VIA_CPU(X)                            \
-  X(argsort, ArgsortKernel)                         \
-  X(cumsum, CumsumKernel)                           \
-  X(cumsum_grad, CumsumGradKernel)                  \
   X(elementwise_pow_grad, ElementwisePowGradKernel) \
   X(expand_as_grad, ExpandAsGradKernel)             \
   X(expm1, Expm1Kernel)                             \
   X(expm1_grad, Expm1GradKernel)                    \
   X(flip, FlipKernel)                               \
-  X(gather_grad, GatherGradKernel)                  \
   X(gather_nd, GatherNdKernel)                      \
   X(gather_nd_grad, GatherNdGradKernel)             \
   X(index_sample, IndexSampleKernel)                \
   X(index_sample_grad, IndexSampleGradKernel)       \
-  X(index_select_grad, IndexSelectGradKernel)       \
   X(layer_norm, LayerNormKernel)                    \
   X(layer_norm_grad, LayerNormGradKernel)           \
   X(log1p, Log1pKernel)                             \
@@ -230,20 +217,22 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
   X(put_along_axis, PutAlongAxisKernel)             \
   X(roll, RollKernel)                               \
   X(round, RoundKernel)                             \
-  X(scatter, ScatterKernel)                         \
   X(softplus, SoftplusKernel)                       \
-  X(softplus_grad, SoftplusGradKernel)              \
-  X(take_along_axis, TakeAlongAxisKernel)           \
-  X(take_along_axis_grad, TakeAlongAxisGradKernel)  \
-  X(topk, TopkKernel)                               \
-  X(topk_grad, TopkGradKernel)
+  X(softplus_grad, SoftplusGradKernel)
 
 #define NVGPU_NAME(name, function)               \
   struct Name_##name {                           \
     static constexpr const char kName[] = #name; \
   };
 NVGPU_VIA_CPU(NVGPU_NAME)
+NVGPU_NAME(take_along_axis_grad, )
 #undef NVGPU_NAME
+
+void TakeAlongAxisGradViaCpu(const Context& context, const Tensor& x, const Tensor& index, const Tensor& out_grad,
+                             int axis, Tensor* x_grad) {
+  using Declared = decltype(&phi::TakeAlongAxisGradKernel<float, phi::CPUContext>);
+  ViaCpu<Name_take_along_axis_grad, Declared>::Run(context, x, index, out_grad, axis, x_grad);
+}
 
 void RegisterViaCpu() {
 #define NVGPU_REGISTER(name, function) \

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
@@ -35,8 +36,13 @@ def rows_of(routing_map, topk, multiple):
     numbers = paddle.arange(tokens).unsqueeze(1).expand(rows.shape)
     token_of = paddle.full([total + 1], tokens, "int64")
     token_of = paddle.scatter(token_of, rows.flatten(), numbers.flatten())  # what is lacking is written behind the end
-    expert_of = paddle.arange(experts).repeat_interleave(counts)
-    return Rows(counts.tolist(), token_of[:total], expert_of, rows)
+    counts = counts.tolist()
+    return Rows(counts, token_of[:total], _experts_of(counts), rows)
+
+
+def _experts_of(counts):
+    """int64 [rows], of each row its expert."""
+    return paddle.to_tensor(np.repeat(np.arange(len(counts)), counts), "int64")
 
 
 def _gathered(x, places):
@@ -157,5 +163,4 @@ def grouped_linear(x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_
     y = _GroupedLinear.apply(x, weight, counts, quantizers)
     if bias is None:
         return y
-    expert_of = paddle.arange(len(counts)).repeat_interleave(paddle.to_tensor(counts))
-    return y + bias.index_select(expert_of, 0)
+    return y + bias.index_select(_experts_of(counts), 0)
