@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import reprlib
 import types
 import typing
@@ -95,13 +96,12 @@ def load(path: Path, most: int | None = None) -> object:
     """
     try:
         with open_file(path) as file:
-            data = file.read(-1 if most is None else most + 1)
+            if most is not None and os.fstat(file.fileno()).st_size > most:
+                raise NotJson(f"has more than {most:,} bytes, the most that it may have")
+            return parse(file.read())
     except NotRegular:
         kind = "a folder" if path.is_dir() else "no ordinary file"
         raise NotJson(f"is {kind}, where a JSON file is expected") from None
-    if most is not None and len(data) > most:
-        raise NotJson(f"has more than {most:,} bytes, the most that it may have")
-    return parse(data)
 
 
 def parse(data: bytes) -> object:
