@@ -142,10 +142,10 @@ def test_none_is_paddleformers_own():
     [
         (dict(context_parallel_size=2), "context_parallel_size=2: PaddleFormers' Llama has no attention"),
         (dict(attention_bias=True), "attention_bias=True.*backend none"),
-        (dict(is_lora=True, mlp_chunk_tokens=64), "mlp_chunk_tokens 64 with LoRA: .* have no chunks"),
+        (dict(is_lora=True, mlp_chunk_tokens=64), "mlp_chunk_tokens: 64 with fine_tuning=lora: .* have no chunks"),
         (dict(use_fp8=True), "fp8_recipe='delayed'.*'current'"),
-        (dict(fp8_lm_head=True), "fp8_lm_head=True"),
-        (dict(offload_activations=1), "offload_activations=1"),
+        (dict(fp8_lm_head=True, use_fp8=True, fp8_recipe="current"), "fp8_lm_head: true: .*PaddleFormers"),
+        (dict(offload_activations=1), "offload_activations: 1 needs transformer_engine_backend"),
         (dict(transformer_engine_backend="transformer_engine"), "Transformer Engine|float32"),
         (dict(transformer_engine_backend="torch"), "transformer_engine_backend='torch'"),
         (dict(rope_scaling=LONGROPE), "longrope"),

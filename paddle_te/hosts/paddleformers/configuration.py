@@ -28,7 +28,6 @@ _ONLY = {
     "mlp_bias": (False, "use backend none for this model"),
     "attention_dropout": (0.0, "leave it at 0"),
     "hidden_act": ("silu", "use backend none for this model"),
-    "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 
 
