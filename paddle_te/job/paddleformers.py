@@ -48,3 +48,15 @@ def job_of_recipe(recipe: Mapping[str, object], world: int = 1, model: ModelSpec
     every = {name: value for name, value in {**recipe, **flags}.items() if value is not None}
     script = FINETUNE if recipe.get("stage") == "SFT" else PRETRAIN
     return Job.of(every, script=script, host=PADDLEFORMERS, world=world, model=model)
+
+
+# Options of our layers that PaddleFormers has itself, under the same name, and passes on
+ITS_OWN = ("recompute_modules",)
+
+
+def recompute_lines(job: Job) -> dict[str, object]:
+    """The lines that say what backward computes again; its "selective" is a granularity of parts only."""
+    if job.recomputed == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    modules = sorted({*job.recomputed_modules})
+    return dict.fromkeys(ITS_OWN, modules) | {"recompute_granularity": "selective"} if modules else {}

@@ -69,6 +69,24 @@ def _boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
 
 
+def pairs(words: Iterable[str]) -> dict[str, str]:
+    """{name: value} of words of any flags; a flag without a value is true, several values have blanks between them.
+
+    Raises ValueError for a word that follows no flag.
+    """
+    found: dict[str, list[str]] = {}
+    name = None
+    for each in words:
+        if each.startswith("--"):
+            name, equals, value = each[2:].partition("=")
+            found[name] = [value] if equals else []
+        elif name is None:
+            raise ValueError(f"{each!r} follows no flag; flags are written as --NAME VALUE")
+        else:
+            found[name].append(each)
+    return {name: " ".join(values) or "true" for name, values in found.items()}
+
+
 def printed(flags: Mapping[str, object]) -> list[str]:
     """The words of {flag: value}; None leaves one out, several values are words of their own."""
     words: list[str] = []

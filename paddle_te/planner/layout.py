@@ -38,7 +38,7 @@ COUNTED = (
 )
 ADAPTER = ("lora_rank", "quantize_base")
 _KEPT = (*OPTIMIZER, *stored_in_fp8(True), "lora", "lora_rank", "lora_targets", "quantize_base")
-_ONE: dict[str, object] = {"per_device_train_batch_size": 1, "recompute_modules": ()}
+_ONE: dict[str, object] = {"per_device_train_batch_size": 1, **again()}
 
 
 def layout(

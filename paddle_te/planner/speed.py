@@ -139,8 +139,8 @@ def elementwise_bytes(model: Model, layout: Job) -> float:
 
 
 def stored_bytes(model: Model, layout: Job) -> float:
-    """A token of a layer that --activation_func_fp8_input_store moves beside what is moved without. SwiGLU writes it in
-    passing and reads it in the place of bf16; for other activations it is cast, and cast back."""
+    """Return the bytes a token that storing the activation's input in fp8 moves beside what is moved without. SwiGLU
+    writes it in passing and reads it instead of bf16; for other activations it is cast, and cast back."""
     if not layout.stores_input_in_fp8:
         return 0.0
     return (2 * MXFP8 - 2 if model.gated else 2 * (MXFP8 + 2)) * model.fc1

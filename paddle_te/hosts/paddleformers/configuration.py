@@ -6,7 +6,7 @@ import paddle
 
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.job import Job, check
-from paddle_te.job.paddleformers import RECIPE
+from paddle_te.job.paddleformers import ITS_OWN, RECIPE
 from paddle_te.job.rules import FORMERS_RULES, LAYER_RULES
 from paddle_te.models.backend import check_backend
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
@@ -55,7 +55,7 @@ def check_config(config, keeps_fp8_state=False):
             "so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state, or train "
             "by a recipe with python -m paddle_te.hosts.paddleformers"
         )
-    in_fp8 = layers.use_fp8 or layers.activation_func_fp8_input_store
+    in_fp8 = layers.use_fp8 or _job_of(config).stores_input_in_fp8
     check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), in_fp8)
 
 
@@ -70,13 +70,13 @@ def _job_of(config):
 def decoder_config(config):
     """A PaddleFormers configuration in PaddleNLP's words, with what `models.decoder` reads and no more.
 
-    recompute_modules count where the host's recompute_granularity is "selective", as its Trainer has them.
+    Its own parts of layers count where the host's recompute_granularity is "selective", as its Trainer has them.
     """
     theirs = {name: getattr(config, name) for name in _SAME}
     theirs |= {ours: getattr(config, name) for name, ours in _TRANSLATED.items()}
     theirs |= {name: getattr(config, name) for name in LAYER_OPTIONS if hasattr(config, name)}
     if config.recompute_granularity != "selective":
-        theirs["recompute_modules"] = None
+        theirs |= dict.fromkeys(ITS_OWN)
     length = getattr(config, "max_sequence_length", None)  # a recipe says it, a configuration file does not
     # the layers of PaddleFormers read θ there as well; its config.rope_theta may have another value
     return SimpleNamespace(**theirs, seq_length=length, rope_theta=config.rope_parameters["rope_theta"])

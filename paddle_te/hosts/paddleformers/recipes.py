@@ -21,12 +21,11 @@ from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.trainer import OurTrainer, TETrainer
 from paddle_te.hosts.paddleformers.weights import read_config
 from paddle_te.job import check
-from paddle_te.job.paddleformers import RECIPE, job_of_recipe
+from paddle_te.job.paddleformers import ITS_OWN, RECIPE, job_of_recipe
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
-# Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
-# configurations without us.
-OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
+# Options of our layers that a recipe may hold and that do not reach its configurations without us
+OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name not in ITS_OWN}
 
 # Of Paddle: without them its sharding and FlashMask refuse nvgpu, sharding and virtual pipeline stages are slow or hang
 # there, pipelines clip a model with tied embeddings too much, rank 0 may abort in its end, and C++ code speaks up

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 from paddle_te.data.records import DEV, TRAIN
-from paddle_te.job.paddleformers import LINES
+from paddle_te.job import Job, words
+from paddle_te.job.paddleformers import LINES, recompute_lines
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
 from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
-from paddle_te.options.option import FLAG, TEXTS
 from paddle_te.runs.checkpoints import find_checkpoint
 
 RECIPE = "recipe.json"  # in the run's folder
@@ -71,15 +71,6 @@ _OURS = {
 _REFUSED = {"sharding_parallel_config": "", "unified_checkpoint": False, "unified_checkpoint_config": ""} | {
     name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *LINES}
 }
-_FLAGS = {name for name, option in _OURS.items() if option.kind is FLAG} | {
-    "do_train",
-    "do_eval",
-    "bf16",
-    "sequence_parallel",
-    "amp_master_grad",
-    "recompute",
-    "unified_checkpoint",
-}
 # What the launcher itself must know: the flag, and its argument or variable for it
 _LAUNCHERS = {
     "model_name_or_path": "model_name",
@@ -137,8 +128,7 @@ def recipe_text(
     EXTRA_ARGS' words, of which the last of two counts. start: the folder that `start` fills.
     Raises LaunchError for a flag without a counterpart.
     """
-    given = {name: _typed(name, value) for name, value in flags.items() if value is not None}
-    said = {name: _typed(name, value) for name, value in _pairs(extra).items()}
+    given, said = _typed(words.printed(flags)), _typed(extra)
     for name in said.keys() & _LAUNCHERS:
         if said[name] not in (False, 0):
             raise LaunchError(f"EXTRA_ARGS: --{name}: with PaddleFormers say it by {_LAUNCHERS[name]}")
@@ -149,7 +139,8 @@ def recipe_text(
     if given.get("lora") and given.get("lora_alpha", 2 * given.get("lora_rank", 32)) != 2 * given.get("lora_rank", 32):
         raise LaunchError(f"lora_alpha={given['lora_alpha']}: in PaddleFormers it is twice lora_rank; leave it out")
     known = {"pretrain": _pretraining, "finetune": _fine_tuning}[job](args, given)
-    lines = known | _precision(args, given, device) | _recompute(given) | _layout(args) | _resume(args, output)
+    lines = known | _precision(args, given, device) | recompute_lines(Job.of(given))
+    lines |= _layout(args) | _resume(args, output)
     lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
     combined = _SILENT | _REFUSED.keys() | {"bf16", "recompute", "resume_from_checkpoint", "fp16_opt_level"}
     passed = {LINES.get(name, name): value for name, value in given.items() if name not in combined}
@@ -201,15 +192,6 @@ def _precision(args: argparse.Namespace, given: dict, device: str) -> dict:
     }
 
 
-def _recompute(given: dict) -> dict:
-    if not given.get("recompute"):
-        return {"recompute_granularity": "selective" if given.get("recompute_modules") else None}
-    if given["recompute_granularity"] == "core_attn":
-        modules = {*(given.get("recompute_modules") or ()), "core_attn"}
-        return {"recompute_granularity": "selective", "recompute_modules": sorted(modules)}
-    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-
-
 def _attention(given: dict, device: str) -> str:
     """Of PaddleFormers' own layers, which on a CPU keep documents apart with eager alone."""
     if device == "gpu":
@@ -243,30 +225,21 @@ def corpora(folder: str) -> str:
     return " ".join(f"1.0 {prefix}" for prefix in prefixes)
 
 
-def _pairs(words: list[str]) -> dict[str, str]:
-    """{name: value} of a script's words; a flag without a value is true, several values have blanks between them."""
-    pairs, name = {}, None
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            pairs[name] = [value] if equals else []
-        elif name is None:
-            raise LaunchError(f"EXTRA_ARGS: {word!r} follows no flag; flags are written as --NAME VALUE")
-        else:
-            pairs[name].append(word)
-    return {name: " ".join(values) or "true" for name, values in pairs.items()}
-
-
-def _typed(name: str, value: object) -> object:
-    """A flag's value as JSON has it."""
-    if name in _FLAGS:
-        return str(value).lower() in ("1", "true")
-    if name in _OURS and _OURS[name].kind.type == TEXTS.type:
-        return str(value).split()
+def _typed(said: list[str]) -> dict[str, object]:
+    """{name: value} of a script's words, as JSON has them; a flag without a value is true."""
     try:
-        return json.loads(str(value).lower() if str(value) in ("True", "False") else str(value))
+        found, others = words.read(said)
+        further = words.pairs(others)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
+    return found | {name: _value(value) for name, value in further.items()}
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:
-        return str(value)
+        return text
 
 
 def _said(value: object) -> str:

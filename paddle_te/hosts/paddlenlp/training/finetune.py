@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 def make_config(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     dtype = training_args.model_dtype
-    in_fp8 = training_args.use_fp8 or training_args.activation_func_fp8_input_store
+    in_fp8 = training_args.use_fp8 or Job.of(training_args).stores_input_in_fp8
     check_backend(backend, "bfloat16" if training_args.bf16 else dtype, in_fp8)
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
