@@ -531,7 +531,7 @@ def launch(kernel, grid, block, shared, stream, *arguments):
         return globals()[name](Form(*defines[:3]), *arguments)
     kernel, *options = kernel.split()
     name, _, dtype = kernel.rpartition("_")
-    rotating = (rope, qk_norm_forward, qk_norm_backward, qk_norm_sums)
+    rotating = (rope, qk_norm_forward, qk_norm_backward, qk_norm_sums, rotation_cast)
     rotating = {function.__name__: function for function in rotating}
     if name in rotating:
         return rotating[name](ELEMENTS[dtype], grid, _Turn(*[option == "1" for option in options]), *arguments)
@@ -565,10 +565,10 @@ def _heads_of(dtype, tokens, places, heads, d):
 
 
 class _Turn:
-    """What kernels/rotation.cuh does. over_all: of qk_norm.cu."""
+    """What kernels/rotation.cuh does. over_all: of qk_norm.cu. norms: of rotation_cast.cu."""
 
-    def __init__(self, interleaved, over_all=False):
-        self.interleaved, self.over_all = interleaved, over_all
+    def __init__(self, interleaved, over_all=False, norms=False):
+        self.interleaved, self.over_all, self.norms = interleaved, over_all, norms
 
     def read(self, widths):
         """d, of a parameter that tells how many of these numbers are turned, too."""
@@ -663,6 +663,23 @@ def qk_norm_backward(dtype, grid, turn, *arguments):
         parts[...] = 0
         parts[0] = found
     v_out[...] = v
+
+
+def rotation_cast(dtype, tokens, turn, q, k, v, stride, *others):
+    """kernels/rotation_cast.cu."""
+    places, (q_weight, k_weight, angles, s, heads, widths, norm, scale, amax, scale_inv) = others[:6], others[6:]
+    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, 0, tokens)
+    source = _heads_of(dtype, tokens, (q, k, v, stride, stride, stride), sizes, d)
+    target = _heads_of(NUMPY[DType.FLOAT8_E4M3], tokens, places, sizes, d)
+    scale, amax, scale_inv = (at(address, (1,), np.float32) for address in (scale, amax, scale_inv))
+    for i, (x, y, weight) in enumerate(zip(source, target, (q_weight, k_weight, 0), strict=True)):
+        values = x.astype(np.float32)
+        if weight and turn.norms:
+            values = values * norm.r(values, i) * norm.weight(weight, sizes[i], d, dtype)
+        values = (turn(values, angles, s, 1) if i < 2 else values).astype(dtype).astype(np.float32)
+        amax[...] = max(amax[0], np.abs(values).max())
+        y[...] = np.clip(values * scale[0], -448, 448).astype(y.dtype)
+    scale_inv[...] = 1 / scale
 
 
 def qk_norm_weights(dtype, grid, partials, dq_weight, dk_weight, blocks, *sizes):
@@ -939,6 +956,7 @@ def install(setattr=setattr):
         qk_norm,
         rmsnorm,
         rope,
+        rotation_cast,
         scaling,
     )
     from paddle_te.ops.te import experts as of_experts
@@ -965,6 +983,7 @@ def install(setattr=setattr):
         qk_norm,
         rmsnorm,
         rope,
+        rotation_cast,
         scaling,
     ):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))

@@ -18,6 +18,8 @@ from paddle_te.layers import (
 )
 from paddle_te.ops import get_ops
 from paddle_te.ops.heads import Heads
+from paddle_te.ops.te import kernel_choice, program
+from paddle_te.ops.te.counting import count_entry_points
 from tests.bfloat16 import truncated
 from tests.te_weights import relative
 
@@ -248,6 +250,23 @@ ATTENTION = {
     "dpa_from_one": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, first_step="delayed"),
     "dpa_forward": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_dpa_bwd=False),
 }
+
+
+def check_rotation_cast(device, monkeypatch, kind, kv_heads, seed):
+    """One pass that norms, rotates and casts has the bits of the passes that do so one after another."""
+    values, inputs, grads, _ = case(kind, 2, kv_heads, 2, 64, seed, 128)
+    paddle.set_device(device)
+    found, quantized, recipe = [], [], ATTENTION["dpa_from_one"]
+    for _ in range(2):
+        program.clear()
+        with count_entry_points() as calls:
+            found.append(run(te(kind, 2, kv_heads, 128), values, inputs, grads, "bfloat16", recipe, steps=3))
+        quantized.append(calls["quantize", "fp8"])
+        monkeypatch.setattr(kernel_choice, "rotation_cast", lambda quantizer: False)
+    assert quantized[0] < quantized[1]
+    program.clear()
+    for name, want in found[1].items():
+        np.testing.assert_array_equal(found[0][name], want, err_msg=name)
 
 
 def check_amaxes_of_micro_batches(device, seed):

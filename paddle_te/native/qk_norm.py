@@ -36,7 +36,7 @@ class QKNorm(NamedTuple):
     ranks: int = 1
 
     @property
-    def _bits(self) -> int:
+    def bits(self) -> int:
         """The kernels' parameter."""
         return struct.unpack("I", struct.pack("f", self.epsilon))[0] | self.zero_centered << 32 | self.ranks << 33
 
@@ -63,7 +63,7 @@ class QKNorm(NamedTuple):
         compiled = self._kernel("sums", d, dtype, turn, stream)
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         dq, dk, _, dq_stride, dk_stride, _ = [0] * 6 if grads is None else _places(grads, heads, kv_heads, d, dtype)
-        weights, sizes = (self.q_weight, self.k_weight), (s, heads | kv_heads << 32, turn.widths(d), self._bits)
+        weights, sizes = (self.q_weight, self.k_weight), (s, heads | kv_heads << 32, turn.widths(d), self.bits)
         arguments = dq, dk, dq_stride, dk_stride, q, k, stride, *weights, sums, angles, *sizes
         te.launch(compiled, tokens, _BLOCK, 4 * (d + 4 * _BLOCK // 32), stream, *arguments)
 
@@ -90,7 +90,7 @@ class QKNorm(NamedTuple):
         compiled = self._kernel("forward", d, dtype, turn, stream)
         *source, stride = packed(qkv, heads, kv_heads, d, dtype)
         places, weights = _places(target, heads, kv_heads, d, dtype), (self.q_weight, self.k_weight)
-        sizes = s, heads | kv_heads << 32, turn.widths(d), self._bits
+        sizes = s, heads | kv_heads << 32, turn.widths(d), self.bits
         arguments = *source, stride, stride, stride, *places, *weights, sums, angles, *sizes
         te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)
 
@@ -121,7 +121,7 @@ class QKNorm(NamedTuple):
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
         blocks, weights = min(tokens, _BLOCKS), (self.q_weight, self.k_weight)
-        sizes = s, tokens, blocks, heads | kv_heads << 32, turn.widths(d), self._bits
+        sizes = s, tokens, blocks, heads | kv_heads << 32, turn.widths(d), self.bits
         arguments = *source, q, k, stride, *out, *weights, sums, partials, angles, *sizes
         rows = max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
         shared = 4 * (d + (heads + kv_heads) * d if self.over_all else rows)
@@ -134,16 +134,21 @@ class QKNorm(NamedTuple):
 
     def _kernel(self, direction: str, d: int, dtype: DType, turn: Turn, stream: Stream) -> Kernel:
         """Return the kernel. Raises ValueError for heads that the kernels do not take."""
-        element, vector = ELEMENTS[dtype]
-        vectors, rest = divmod(d, 2 * vector)
-        if rest or not 0 < vectors <= _LANES:
-            raise ValueError(
-                f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
-                f"{2 * vector * _LANES}, got {d}"
-            )
-        turn.check(d, vector)
+        check_head(d, dtype, turn)
         options = dict(INTERLEAVED=int(turn.interleaved), OVER_ALL=int(self.over_all))
-        return kernel(f"qk_norm_{direction}_{element}", "qk_norm.cu", stream.capability, **options)
+        return kernel(f"qk_norm_{direction}_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, **options)
+
+
+def check_head(d: int, dtype: DType, turn: Turn) -> None:
+    """Raise ValueError for heads of d numbers that the kernels do not take."""
+    vector = ELEMENTS[dtype][1]
+    vectors, rest = divmod(d, 2 * vector)
+    if rest or not 0 < vectors <= _LANES:
+        raise ValueError(
+            f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
+            f"{2 * vector * _LANES}, got {d}"
+        )
+    turn.check(d, vector)
 
 
 def partial_bytes(tokens: int, numbers: int) -> int:

@@ -25,6 +25,7 @@ from tests.layer_cases import (
     check_first_step,
     check_fp8,
     check_main_gradients,
+    check_rotation_cast,
     check_softmax_scale,
     check_stored_weights,
     make,
@@ -175,6 +176,13 @@ def test_block_scaling_rounds_as_pd_does(gpu, poisoned, seed, kind, recipe):
 @pytest.mark.parametrize("head_dim, sequence", [(64, 48), (96, 64), (256, 128), (128, 37)])
 def test_fp8_attention_forward_alone(gpu, poisoned, seed, head_dim, sequence):
     check_fp8(gpu, "dot_product_attention", 2, 1, 1, sequence, seed, ATTENTION["dpa_forward"], head_dim)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("kind", ["qk_norm", "qk_norm_zero_centered", "transformer", "rotation_interleaved_of_a_part"])
+def test_rotation_and_cast_in_one_pass(gpu, poisoned, monkeypatch, seed, kind, kv_heads):
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    check_rotation_cast(gpu, monkeypatch, kind, kv_heads, seed)
 
 
 @pytest.mark.parametrize("recipe", ATTENTION)

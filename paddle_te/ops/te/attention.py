@@ -17,11 +17,12 @@ from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.native import qk_norm as native_norm
+from paddle_te.native.rotation_cast import Float8Heads, rotation_cast
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.kept import kept_on
-from paddle_te.ops.te import autograd, runtime
+from paddle_te.ops.te import autograd, kernel_choice, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.recording import Op, Placeholder
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, INT64, check_tensor, dense, dtype_code, needs_grad
@@ -316,6 +317,20 @@ class _Rotation:
         else:
             rope.rope_split(*given, *target, self._angles, *heads.rope, self._turn)
 
+    def casts(self, heads, quantizers):
+        """Whether `forward_in_fp8` comes in the place of `forward` and a cast. quantizers: attention's."""
+        of_qkv = quantizers[0].input
+        return not self.stays(heads) and not self.settings.over_all and kernel_choice.rotation_cast(of_qkv)
+
+    def forward_in_fp8(self, rt, heads, qkv, target):
+        """Writes normed and rotated q and k, and v, in fp8. target: Float8Attention's qkv."""
+        addresses, (*_, h, d), (*_, h_kv, _) = (target.q, target.k, target.v), heads.q, heads.kv
+        strides = (heads.width,) * 3 if heads.packed else (h * d, h_kv * d, h_kv * d)
+        _, scale, amax, scale_inv = target.factors
+        float8 = Float8Heads(*(native.data_ptr for native in addresses), strides, scale, amax, scale_inv)
+        norm = None if self.q_weight is None else self._norm
+        rotation_cast(rt.te, rt.stream, qkv.data_ptr(), float8, norm, self._angles, *heads.rope, self._turn)
+
     def backward(self, rt, heads, grads, qkv, dqkv):
         """Fills dqkv, and returns the gradients of the norm's weights, or None for what wants none.
 
@@ -459,6 +474,10 @@ def rotary_attention_forward(
     rotation = _Rotation(freqs, q_weight, k_weight, settings.rotation, tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
     stays, stats = rotation.stays(heads), None
+    if settings.backward_in_fp8 and rotation.casts(heads, quantizers):
+        saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers)
+        rotation.forward_in_fp8(rt, heads, qkv, saved.in_fp8.qkv)
+        return saved.in_fp8.forward(rt, None, train), saved
     if settings.backward_in_fp8:
         memory = qkv if stays else heads.new_buffer(rt)
     elif stays:

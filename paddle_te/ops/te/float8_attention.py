@@ -48,9 +48,10 @@ def _float8(rt, address, shape, factors):
 class _QKV:
     """q, k and v, or their gradients, in fp8 under one scale, at an address: native, and `whole`, all three."""
 
-    __slots__ = ("q", "k", "v", "whole")
+    __slots__ = ("q", "k", "v", "whole", "factors")
 
     def __init__(self, rt, heads, layout, address, factors):
+        self.factors = factors
         to_k, to_v = heads.starts[layout]
         self.q = _float8(rt, address, heads.q, factors)
         self.k = _float8(rt, address + to_k, heads.kv, factors)
@@ -96,10 +97,11 @@ class Float8Attention:
         return memory, address, address + qkv, (slots, slots + SLOT, slots + 2 * SLOT)
 
     def forward(self, rt, views, train):
-        """out [b, s, h·d]; views: `_QKV.pairs`'."""
+        """out [b, s, h·d]; views: `_QKV.pairs`', None where q, k and v are in fp8 already."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
-        _quantize(rt, [*qkv.pairs(rt, heads, views)], of_qkv, self.slots)
+        if views is not None:
+            _quantize(rt, [*qkv.pairs(rt, heads, views)], of_qkv, self.slots)
         tensors = qkv.q, qkv.k, qkv.v, self.out, self.stats
         options = self.scale, self.layout, CAUSAL, train, rt.stream, 0.0, None, None, None
         run = partial(te.attention_fwd, *tensors, *options, self.softmax)

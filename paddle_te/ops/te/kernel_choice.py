@@ -24,6 +24,11 @@ def cast():
     return True
 
 
+def rotation_cast(quantizer):
+    """Whether q, k and v are cast to fp8 in the pass that norms and rotates q and k. quantizer: theirs."""
+    return quantizer.kind == "delayed" and quantizer.dtype == "e4m3"
+
+
 def norm(rt, hidden, code, quantizer):
     """Whether RMSNorm is computed and cast in one pass behind a pass for the rows' statistics. code: its dtype."""
     by_cudnn = os.environ.get("NVTE_NORM_FWD_USE_CUDNN") == "1"  # TE's switch, under which its bits are others

@@ -32,6 +32,7 @@ from tests.layer_cases import (
     check_first_step,
     check_fp8,
     check_main_gradients,
+    check_rotation_cast,
     check_softmax_scale,
     check_stored_weights,
     make,
@@ -57,6 +58,12 @@ def test_16_bits(seed, kind, kv_heads):
     assert got.keys() == truth.keys()
     for name, want in truth.items():
         assert relative(got[name], want) < bf16_bounds(kind)[0], name
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("kind", ["qk_norm_zero_centered", "rotation_interleaved_of_a_part"])
+def test_rotation_and_cast_in_one_pass(seed, monkeypatch, kind, kv_heads):
+    check_rotation_cast("cpu", monkeypatch, kind, kv_heads, seed)
 
 
 @pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
