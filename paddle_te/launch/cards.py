@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
 
 from paddle_te import commands
 from paddle_te.job import Job
 from paddle_te.launch.machines import LaunchError, gpu_names
-from paddle_te.planner import GPUS, Gpu, Memory, Model, Plan, memory_of_step, search
+from paddle_te.planner import GPUS, Gpu, Memory, Model, Plan, memory_of_step
 from paddle_te.planner.gpus import called
-from paddle_te.planner.layout import adapter_flags, extra_arguments, kept, launcher_arguments
+from paddle_te.planner.layout import adapter_flags, extra_arguments, launcher_arguments
 from paddle_te.planner.memory import lacking
+from paddle_te.planner.remedies import bill, remedies
 
 DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/planner.md)
 SUGGESTIONS = 2
-# The smallest state of AdamW in 16 bits, which a job may take where nothing fits with its own
-COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
 
 
 def card_of(args: argparse.Namespace) -> Gpu | None:
@@ -64,43 +61,25 @@ def check_memory(args: argparse.Namespace, config: dict, layout: Job | None) -> 
 
 
 def _counted(memory: Memory, card: Gpu) -> str:
-    parts = {part.name.replace("_", " "): getattr(memory, part.name) / 1e9 for part in fields(memory)}
-    largest = sorted(parts.items(), key=lambda item: -item[1])
-    bill = ", ".join(f"{part} {size:.1f}" for part, size in largest if size > 1)
     needs = f"by the planner a step needs {memory.total / 1e9:.1f} GB on each {card.title}"
-    return f"{needs}, which has {card.memory:g} ({bill})"
+    return f"{needs}, which has {card.memory:g}{bill(memory, least=1)}"
 
 
 def _what_fits(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -> str:
     """The fastest layouts that fit, as what to change in the arguments."""
-    for way, remedy in _ways(layout):
-        if plans := _plans(args, model, way, card):
-            return f"{remedy}these fit, the fastest first: {'; or '.join(_changes(args, plan) for plan in plans)}"
+
+    def wanted(each: Job) -> bool:
+        return (each.sep, each.cp) == (args.SEP, args.CP) and _is_possible(args, each)
+
+    change, plans = remedies(model, layout, card, SUGGESTIONS, wanted)
+    if plans:
+        less = "Over a base in fp8" if layout.lora else "With a compact state of the optimizer"
+        with_what = less if change else "With as many tokens a step"
+        return f"{with_what} these fit, the fastest first: {'; or '.join(_changes(args, plan) for plan in plans)}"
     kind = args.GPU or card.title.lower()
     asked = "--gpu", kind, "--seq", args.max_seqlen, "--precision", layout.precision, *adapter_flags(layout)
     command = commands.line("plan", args.model_name, "--gpus", commands.NUMBER, *asked)
     return f"No layout of {layout.world} x {card.title} fits with as many tokens a step; {command} says what more do"
-
-
-def _ways(layout: Job) -> list[tuple[Job, str]]:
-    """The job's own optimizer or base; then those that take less."""
-    if layout.lora:
-        in_fp8 = layout.but(use_fp8=True, quantize_base="fp8")
-        return [(layout, "With as many tokens a step "), (in_fp8, "Over a base in fp8 ")]
-    compact = layout.but(**COMPACT)
-    return [(layout, "With as many tokens a step "), (compact, "With a compact state of the optimizer ")]
-
-
-def _plans(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -> Sequence[Plan]:
-    def wanted(each: Job) -> bool:
-        return (each.sep, each.cp) == (args.SEP, args.CP) and _is_possible(args, each)
-
-    try:
-        asked = layout.world, layout.sequence, layout.tokens_per_step, layout.precision
-        found = search(model, card, *asked, wanted, **kept(layout))
-    except ValueError:  # no layout has so many tokens
-        return []
-    return found.plans[:SUGGESTIONS]
 
 
 def _is_possible(args: argparse.Namespace, layout: Job) -> bool:

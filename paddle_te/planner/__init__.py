@@ -12,6 +12,7 @@
 | `measured` | which layouts ran on GPUs, and how fast |
 | `ranking` | which of two layouts is the better one |
 | `search` | all layouts of so many GPUs: which fit, in the order of their speed, and why the others do not |
+| `remedies` | what fits where a job does not |
 | `command` | `paddle-te plan` |
 
 All numbers of hardware stand in `gpus`; `memory` and `speed` have the formulas, with their sources.

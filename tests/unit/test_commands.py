@@ -91,7 +91,7 @@ def test_the_planners_after_a_lack_of_memory(model, lora, monkeypatch, printed):
     monkeypatch.setattr(out_of_memory, "job_of_run", lambda *_: layout)
     config = tiny_config(seq_length=8192, num_hidden_layers=1)
     told = out_of_memory.advice(config, SimpleNamespace(world_size=8), "NVIDIA H100 80GB HBM3", model, lora)
-    monkeypatch.setattr(cards, "_plans", lambda *_: [])
+    monkeypatch.setattr(cards, "remedies", lambda *_: ({}, []))
     args = argparse.Namespace(GPU=None, model_name=model, max_seqlen=8192)
     text = cards._what_fits(args, Model.of(config), layout, GPUS["h100"])
     assert told.endswith(printed[0]) and f"; {printed[1]} says what more do" in text

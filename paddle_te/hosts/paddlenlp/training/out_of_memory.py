@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import paddle
 
@@ -13,9 +13,10 @@ from paddle_te.job import Job
 from paddle_te.job.words import printed
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
-from paddle_te.planner import GPUS, Model, memory_of_step, search
-from paddle_te.planner.layout import adapter_flags, extra_arguments, kept, shape
+from paddle_te.planner import GPUS, Model, memory_of_step
+from paddle_te.planner.layout import adapter_flags, extra_arguments, shape
 from paddle_te.planner.memory import lacking
+from paddle_te.planner.remedies import bill, remedies
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.training.throughput import device_name
 
@@ -112,7 +113,7 @@ def advice(config, args, gpu_name, name, lora=None):
     """
     model, layout = Model.of(config), job_of_run(config, args, lora)
     need = memory_of_step(model, layout)
-    told = f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most{_bill(need)}. "
+    told = f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most{bill(need, least=0.05)}. "
     gpu = next(((kind, gpu) for kind, gpu in GPUS.items() if gpu.title in gpu_name), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
     flags = [f"--gpus {layout.world} --seq {layout.sequence} --tokens_per_step {layout.tokens_per_step}"]
@@ -122,22 +123,11 @@ def advice(config, args, gpu_name, name, lora=None):
     return told + "All layouts: " + commands.line("plan", configs.name_of(name), *" ".join(flags).split())
 
 
-def _bill(need):
-    """The parts of a memory, the largest first."""
-    sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
-    parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
-    return f" ({', '.join(f'{part} {size:.1f}' for size, part in parts)})" if parts else ""
-
-
 def _what_fits(model, layout, gpu):
-    with_base = ""
-    smaller = _with_less(model, layout, gpu)
-    plans = _plans(model, layout, smaller)
-    if not plans and layout.lora and not layout.fp8_base:
-        in_fp8 = layout.but(use_fp8=True, quantize_base="fp8")
-        plans, with_base = _plans(model, in_fp8, smaller), " and --use_fp8 true --quantize_base fp8"
+    change, plans = remedies(model, layout, _with_less(model, layout, gpu), SUGGESTIONS)
     if not plans:
         return "No layout of these GPUs with as many tokens a step needs less and fits. "
+    with_base = f" and {' '.join(printed(change))}" if change and layout.lora else ""  # else a plan names it
     found = "; ".join(f"{_described(plan.layout)} ({plan.memory.total / 1e9:.0f} GB)" for plan in plans)
     return f"With as many tokens a step{with_base} these need less and would fit, the fastest first: {found}. "
 
@@ -147,16 +137,6 @@ def _with_less(model, layout, gpu):
     either, nor one that needs about as much."""
     needed = lacking(memory_of_step(model, layout), model, layout, gpu) + gpu.memory * 1e9
     return replace(gpu, memory=min(gpu.memory, SMALLER * needed / 1e9))
-
-
-def _plans(model, layout, gpu):
-    """The fastest that fit of those which train the same with as many tokens a step; none where the search knows no
-    layout with so many."""
-    asked = layout.world, layout.sequence, layout.tokens_per_step, layout.precision
-    try:
-        return search(model, gpu, *asked, **kept(layout)).plans[:SUGGESTIONS]
-    except ValueError:
-        return []
 
 
 def _described(layout):
