@@ -15,6 +15,10 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 # a name: what its config.json says in transformers' words, beside SIZES
 MODELS = {
     "qwen3": dict(model_type="qwen3", head_dim=32, rope_theta=1e6),
+    "phi3": dict(model_type="phi3", pad_token_id=0, sliding_window=24),
+    "phi3-part": dict(model_type="phi3", pad_token_id=0, partial_rotary_factor=0.5),
+    "olmo2": dict(model_type="olmo2", rope_theta=5e5, num_key_value_heads=4),
+    "glm4": dict(model_type="glm4", head_dim=32, attention_bias=False, pad_token_id=0),
     "qwen3-tied": dict(model_type="qwen3", head_dim=8, tie_word_embeddings=True, rope_scaling=YARN),
 }
 LENGTH, PROMPT, NEW = 40, 7, 32
@@ -37,6 +41,6 @@ def tokens(seed):
 
 
 def digest(array):
-    """Of an array of several axes the products of its rows with a fixed vector, to keep files small."""
-    array = np.asarray(array, "float64")
-    return array if array.ndim < 2 else array @ np.cos(np.arange(array.shape[-1]))
+    """32 sums of an array's numbers, each with a weight of its own, to keep files small."""
+    array = np.asarray(array, "float64").reshape(-1)
+    return np.bincount(np.arange(array.size) % 32, array * np.cos(np.sqrt(np.arange(array.size))), 32)

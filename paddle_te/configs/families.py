@@ -19,7 +19,7 @@ class Family:
     title: what PaddleNLP's and transformers' names of classes begin with.
     normalization: RMSNorm or LayerNorm, whose norms have biases.
     biases: the GEMMs that have some: none, those of "qkv", or "all".
-    qk_norm: AttentionSpec's (`configs.spec`).
+    qk_norm: AttentionSpec's (`configs.spec`). norms: LayerSpec's. interleaved: RotationSpec's.
     gated: the MLP's activation is. learned_positions: there is an embedding of positions, and no rotation.
     tied: the head is always the embedding; else config.json says it.
     names: what PaddleNLP and transformers call its weights (`weights.names`).
@@ -32,6 +32,8 @@ class Family:
     normalization: str = "RMSNorm"
     biases: str | None = None
     qk_norm: str | None = None
+    norms: str = "before"
+    interleaved: bool = False
     gated: bool = True
     learned_positions: bool = False
     tied: bool = False
@@ -56,6 +58,9 @@ LLAMA = Family("llama", "Llama")
 QWEN2 = Family("qwen2", "Qwen2", biases="qkv")
 MISTRAL = Family("mistral", "Mistral", window=True)
 QWEN3 = Family("qwen3", "Qwen3", qk_norm="head")
+PHI3 = Family("phi3", "Phi3", names="phi3", window=True)
+OLMO2 = Family("olmo2", "Olmo2", names="olmo2", qk_norm="all", norms="after")
+GLM4 = Family("glm4", "Glm4", names="glm4", norms="both", interleaved=True)
 GPT = Family(
     "gpt",
     "GPT",
@@ -68,7 +73,7 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, MISTRAL, GPT)}
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, MISTRAL, GPT)}
 
 
 def value(config: Config, name: str, default: Any = None) -> Any:

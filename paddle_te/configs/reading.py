@@ -249,7 +249,8 @@ def _check_only(config: ModelConfig, name: str, key: Key, backend: str | None) -
     possible = key.only
     if config.theirs and key.values and word in config.content:
         possible = (*key.values, *(each for each in key.only if each not in key.values.values()))
-    whose, remedy = f"PaddleNLP's {config.family.title} has", ""
+    has_class = config.family.model_type in PADDLENLP
+    whose, remedy = f"PaddleNLP's {config.family.title} has" if has_class else f"{config.family.title} here has", ""
     if not possible and backend not in (None, "none"):
         possible, whose = key.ours, "backends paddle and transformer_engine have"
         remedy = "; use backend none, PaddleNLP's own layers"

@@ -64,11 +64,15 @@ def theta_of(config: Config) -> float:
     return (get("rope_parameters") or {}).get("rope_theta") or get("rope_theta") or 10000.0
 
 
+def _turns_parts(model_type: str | None) -> bool:
+    return hasattr(SCHEMAS.get(model_type or "llama"), "partial_rotary_factor")
+
+
 def _scaling(word: str, said: Mapping[str, Any], get: Callable[..., Any]) -> dict[str, Any] | None:
     scaling = {name: value for name, value in said.items() if value is not None and name not in _NO_FORMULA}
     kind = scaling.pop("type", "default")
     kind = scaling.pop("rope_type", kind)
-    if scaling.pop("partial_rotary_factor", 1.0) != 1.0:
+    if scaling.pop("partial_rotary_factor", 1.0) != 1.0 and not _turns_parts(get("model_type")):
         part = said["partial_rotary_factor"]
         raise ConfigError(f"{word}: partial_rotary_factor={part!r}: whole heads are turned, so it can only be 1")
     if kind == "default":

@@ -71,6 +71,7 @@ _PROBABILITY = Bounds(least=0, below=1)
 _FACTOR = Bounds(above=0, most=10**6)
 _TOKEN, _TOKEN_OR_NONE = Bounds(0, VOCABULARY), Bounds(-1, VOCABULARY)  # transformers wrote -1 for no padding once
 _LABEL = Bounds(-(2**31), 2**31 - 1)
+_SHARE = Bounds(above=0, most=1)
 _THETA = Bounds(above=0, most=10**12)
 
 
@@ -221,6 +222,48 @@ class Qwen3(Qwen2):
 
 
 @dataclass(frozen=True)
+class Phi3(Rotary):
+    """config.json of model_type phi3, which Phi-4 has."""
+
+    rms_norm_eps: float = key("what a norm adds before the root", 1e-5, _FRACTION)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 4096)
+    original_max_position_embeddings: int | None = count("that of the first training", POSITIONS, "tokens", 4096)
+    partial_rotary_factor: float = key("share of a head that is rotated", 1.0, _SHARE)
+    sliding_window: int | None = count("tokens that attention sees; null means all", POSITIONS, "tokens", None)
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    resid_pdrop: float = switch("dropout of what is added to the residual", (0.0,))
+    embd_pdrop: float = switch("dropout of the embedding", (0.0,))
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 32000, _TOKEN, "token id")
+    pad_token_id: int | None = key("the token that fills a batch", 32000, _TOKEN_OR_NONE, "token id")
+
+
+@dataclass(frozen=True)
+class Olmo2(Rotary):
+    """config.json of model_type olmo2."""
+
+    rms_norm_eps: float = key("what a norm adds before the root", 1e-5, _FRACTION)
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    bos_token_id: int | None = key("the token that begins a text", None, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 50279, _TOKEN, "token id")
+    pad_token_id: int | None = key("the token that fills a batch", 1, _TOKEN_OR_NONE, "token id")
+
+
+@dataclass(frozen=True)
+class Glm4(Rotary):
+    """config.json of model_type glm4, which GLM-4-0414 has."""
+
+    rms_norm_eps: float = key("what a norm adds before the root", 1.5625e-07, _FRACTION)
+    num_key_value_heads: int | None = count("heads of the keys and values", HEADS, "heads", 2)
+    head_dim: int = count("width of a head, an even number", WIDTH, "numbers", 128)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 131072)
+    partial_rotary_factor: float = key("share of a head that is rotated", 0.5, _SHARE)
+    attention_bias: bool = key("biases of attention's projections", True, only=(False,))
+    bos_token_id: int | None = key("the token that begins a text", None, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", None, _TOKEN, "token id")
+    pad_token_id: int | None = key("the token that fills a batch", 151329, _TOKEN_OR_NONE, "token id")
+
+
+@dataclass(frozen=True)
 class Mistral(Rotary):
     """config.json of model_type mistral."""
 
@@ -292,7 +335,16 @@ class Gpt(Decoder):
     add_cross_attention: bool = switch("attention to an encoder's output", (False,), written_by=TRANSFORMERS)
 
 
-SCHEMAS: dict[str, type[Decoder]] = {"llama": Llama, "qwen2": Qwen2, "qwen3": Qwen3, "mistral": Mistral, "gpt": Gpt}
+SCHEMAS: dict[str, type[Decoder]] = {
+    "llama": Llama,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "phi3": Phi3,
+    "olmo2": Olmo2,
+    "glm4": Glm4,
+    "mistral": Mistral,
+    "gpt": Gpt,
+}
 
 
 def keys_of(record: type[Decoder]) -> dict[str, Key]:

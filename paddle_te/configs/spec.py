@@ -169,7 +169,8 @@ def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:
     windows = [words("sliding_window") if words.family.window else None] * words("num_hidden_layers")
     feed_forward, dropout = _feed_forward(words), words("hidden_dropout_prob") or 0.0
     layers = {
-        window: LayerSpec(_attention(words, window), feed_forward, norm, dropout=dropout) for window in {*windows}
+        window: LayerSpec(_attention(words, window), feed_forward, norm, words.family.norms, dropout)
+        for window in {*windows}
     }
     return tuple(layers[window] for window in windows)
 
@@ -181,7 +182,7 @@ def _attention(words: _Words, window: int | None) -> AttentionSpec:
         heads,
         words("num_key_value_heads") or heads,
         words("head_dim") or words("hidden_size") // heads,
-        rotation=None if words.family.learned_positions else _rotation(words.config),
+        rotation=None if words.family.learned_positions else _rotation(words),
         qk_norm=words.family.qk_norm,
         window=window,
         qkv_bias=biases in ("qkv", "all"),
@@ -190,8 +191,11 @@ def _attention(words: _Words, window: int | None) -> AttentionSpec:
     )
 
 
-def _rotation(config: Config) -> RotationSpec:
-    return RotationSpec(theta_of(config), tuple((scaling_of(config) or {}).items()))
+def _rotation(words: _Words) -> RotationSpec:
+    scaling = tuple((scaling_of(words.config) or {}).items())
+    said = value(words.config, "rope_parameters") or {}  # of transformers 5
+    fraction = said.get("partial_rotary_factor") or words("partial_rotary_factor") or 1.0
+    return RotationSpec(theta_of(words.config), scaling, fraction, words.family.interleaved)
 
 
 def _feed_forward(words: _Words) -> DenseSpec:

@@ -8,6 +8,7 @@ from paddle_te.configs.reading import ModelConfig, check_computed, model_config
 from paddle_te.configs.rope import scaling_of, theta_of
 from paddle_te.configs.rope import to_paddlenlp as rope_in_paddlenlp
 from paddle_te.configs.schema import ConfigError, Key, keys_of, words_of
+from paddle_te.configs.spec import spec_of
 
 
 def in_paddlenlps_words(config: ModelConfig) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def to_paddlenlp(config: ModelConfig, dtype: str | None) -> dict[str, Any]:
     if family.learned_positions:
         return said
     said |= {"num_key_value_heads": record.kv_heads, "rope_theta": theta_of(config.content)}
+    if "partial_rotary_factor" in said and (rotation := spec_of(config.content).layer.attention.rotation):
+        said["partial_rotary_factor"] = rotation.fraction
     said |= rope_in_paddlenlp(scaling_of(config.content), family)
     check_computed(model_config(said))
     return said

@@ -44,6 +44,10 @@ SPLIT_AXIS = {
     "o_bias": None,
     "q_norm": None,
     "k_norm": None,
+    "all_q_norm": 0,
+    "all_k_norm": 0,
+    "attention_post_norm": None,
+    "mlp_post_norm": None,
     "mlp_norm": None,
     "mlp_norm_bias": None,
     "gate": 0,
@@ -128,6 +132,7 @@ class Layout:
         return [embed, *((layer, slot) for layer in range(num_layers) for slot in self.layer), *last]
 
 
+_QK_NORMS = {None: (), "head": ("q_norm", "k_norm"), "all": ("all_q_norm", "all_k_norm")}
 _QKV, _QKV_BIAS, _GATE_UP = FUSED["qkv"], ("q_bias", "k_bias", "v_bias"), FUSED["gate_up"]
 
 
@@ -142,14 +147,18 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
         Slot(f"{attention}layernorm_qkv.bias", _QKV_BIAS),
         Slot(f"{attention}q_norm.weight", ("q_norm",)),
         Slot(f"{attention}k_norm.weight", ("k_norm",)),
+        Slot(f"{attention}q_norm.weight", ("all_q_norm",)),
+        Slot(f"{attention}k_norm.weight", ("all_k_norm",)),
         Slot(f"{attention}proj.weight", ("o",)),
         Slot(f"{attention}proj.bias", ("o_bias",)),
+        Slot(f"{attention}post_norm.weight", ("attention_post_norm",)),
         Slot(f"{mlp}ln_weight", ("mlp_norm",)),
         Slot(f"{mlp}ln_bias", ("mlp_norm_bias",)),
         Slot(f"{mlp}fc1_weight", _GATE_UP if family.gated else ("up",)),
         Slot(f"{mlp}fc1_bias", ("up_bias",)),
         Slot(f"{mlp}fc2_weight", ("down",)),
         Slot(f"{mlp}fc2_bias", ("down_bias",)),
+        Slot(f"{mlp}post_norm.weight", ("mlp_post_norm",)),
     )
     there = native.layer_parts
     layer = tuple(slot for slot in slots if slot.parts[0] in there)
@@ -178,8 +187,18 @@ def _layer(
     """
     qkv = ("qkv",) if fuse_qkv else _QKV
     mlp = ("up",) if not family.gated else ("gate_up",) if fuse_ffn else _GATE_UP
-    qk_norms = ("q_norm", "k_norm") if family.qk_norm else ()
-    modules = ("attention_norm", *qkv, *qk_norms, "o", "mlp_norm", *mlp, "down")
+    before, after = family.norms in ("before", "both"), family.norms in ("after", "both")
+    modules = (
+        *(("attention_norm",) if before else ()),
+        *qkv,
+        *_QK_NORMS[family.qk_norm],
+        "o",
+        *(("attention_post_norm",) if after else ()),
+        *(("mlp_norm",) if before else ()),
+        *mlp,
+        "down",
+        *(("mlp_post_norm",) if after else ()),
+    )
     slots = [
         _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv") for module in modules
     ]
@@ -201,7 +220,7 @@ def native_layout(
 ) -> Layout:
     """Return PaddleNLP's own layout of a Family, fused as its config's flags of the same names say."""
     fused = [text for text, on in [("fused qkv", fuse_attention_qkv), ("fused gate_up", fuse_attention_ffn)] if on]
-    names, base = NATIVE[family.names], f"{family.model_type}."
+    names, base = NATIVE.get(family.names, NATIVE["llama"]), f"{family.model_type}."
     return Layout(
         family,
         "pd",
@@ -217,7 +236,7 @@ def native_layout(
 def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
     """Return Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
     names, base = HF[family.names], HF[family.names].base or ""
-    layer = _layer(family, names, fuse_qkv="qkv" in names.layer)
+    layer = _layer(family, names, "qkv" in names.layer, "gate_up" in names.layer)
     outside = tuple(slot for slot in _model(family, names, base) if not (tied and slot.parts == ("lm_head",)))
     return Layout(family, "hf", "Hugging Face's", f"{base}{names.layers}.", layer, outside)
 
@@ -327,6 +346,8 @@ class Dims:
             "q_bias": (q,),
             "k_bias": (kv,),
             "v_bias": (kv,),
+            "all_q_norm": (q,),
+            "all_k_norm": (kv,),
             "q_norm": (attention.head_dim,),
             "k_norm": (attention.head_dim,),
             "o": (h, q),
@@ -367,6 +388,8 @@ class Dims:
             "o": ("num_attention_heads", True),
             "k": ("num_key_value_heads", False),
             "v": ("num_key_value_heads", False),
+            "all_q_norm": ("num_attention_heads", True),
+            "all_k_norm": ("num_key_value_heads", False),
             "embed": ("vocab_size", False),
             "lm_head": ("vocab_size", False),
         }.get(part.removesuffix("_bias"), ("intermediate_size", True))

@@ -34,8 +34,12 @@ _LLAMA = {
     "v": "self_attn.v_proj",
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
+    "all_q_norm": "self_attn.q_norm",
+    "all_k_norm": "self_attn.k_norm",
     "o": "self_attn.o_proj",
+    "attention_post_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
@@ -65,6 +69,17 @@ NATIVE = {
 # transformers' models; GPT-2's Conv1D has its weight [in, out].
 HF = {
     "llama": Names(_LLAMA, base="model."),
+    "phi3": Names(_LLAMA | {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}, base="model."),
+    "olmo2": Names(_LLAMA, base="model."),
+    "glm4": Names(
+        _LLAMA
+        | {
+            "gate_up": "mlp.gate_up_proj",
+            "attention_post_norm": "post_self_attn_layernorm",
+            "mlp_post_norm": "post_mlp_layernorm",
+        },
+        base="model.",
+    ),
     "gpt": Names(
         {
             "attention_norm": "ln_1",
