@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from paddle_te.host import HOSTS
 from paddle_te.options.option import (
+    MICRO_BATCHES,
     PATH,
     PATH_OR_EMPTY,
     POSITIVE,
@@ -26,7 +27,7 @@ from paddle_te.options.option import (
     choice,
     whole,
 )
-from paddle_te.options.scripts import BACKENDS, LORA_TARGETS
+from paddle_te.options.scripts import BACKENDS, LORA_TARGETS, VIRTUAL_STAGES
 
 
 def _yes_or_no(*words):
@@ -136,7 +137,7 @@ _SHARED = (
     Option("PP", RANKS, help="pipeline parallel degree", zh="流水线并行度", flag="pipeline_parallel_degree"),
     Option(
         "VP",
-        RANKS,
+        VIRTUAL_STAGES,
         help="virtual pipeline stages of a device",
         doc="virtual pipeline stages of a device (Megatron's interleaved schedule)",
         zh="每个设备的虚拟流水线段数（Megatron 的交错调度）",
@@ -144,7 +145,7 @@ _SHARED = (
     ),
     Option(
         "GA",
-        SEQUENCES,
+        MICRO_BATCHES,
         help="gradient accumulation: micro-batches of a step",
         doc="micro-batches of a step",
         zh="每步的 micro-batch 数（梯度累积）",

@@ -25,7 +25,7 @@ class Kind:
 
     type: of the values, for a dataclass field. words: complete "it must be …". accepts: says whether a value is one.
     read: makes one of a launcher's text, or raises ValueError. values: all of them, where they are few words. limits:
-    what only a slip is beyond, [(accepts, words)]; tables do not tell them.
+    what only a slip is beyond, [(accepts, words)]; tables do not tell them. unit: of a number.
     """
 
     type: object
@@ -34,6 +34,7 @@ class Kind:
     read: Callable[[str], object] = str
     values: tuple[str, ...] = ()
     limits: tuple[tuple[Callable[[object], bool], str], ...] = ()
+    unit: str = ""
 
     def fault(self, value: object) -> str | None:
         """What a value must be and is not; None for one of these."""
@@ -65,7 +66,7 @@ def _read_whole(text):
     return int(text)
 
 
-def whole(least, most=None, limit=None):
+def whole(least, most=None, limit=None, unit=""):
     """Whole numbers from `least` on, to `most` where that is given.
 
     limit: more than anybody means, so that a slip is told before it takes all memory.
@@ -73,7 +74,7 @@ def whole(least, most=None, limit=None):
     words = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     limits = () if limit is None else ((lambda n: n <= limit, f"a whole number of at most {limit:,}"),)
     accepts = lambda n: type(n) is int and least <= n and (most is None or n <= most)  # noqa: E731
-    return Kind(int, words, accepts, _read_whole, limits=limits)
+    return Kind(int, words, accepts, _read_whole, limits=limits, unit=unit)
 
 
 def number(words, accepts=lambda x: True):
@@ -83,18 +84,19 @@ def number(words, accepts=lambda x: True):
 
 _FLOAT32 = ((lambda x: x == 0 or 1.2e-38 < abs(x) < 3.4e38, "a number that float32 holds"),)
 SEED = whole(0, 2**32 - 1)  # NumPy takes no other
-STEP_TOKENS = whole(1, limit=2**40)  # of all ranks, in a step
-SEQUENCES = whole(1, limit=2**16)  # of a micro-batch, and micro-batches of a step
-TOKENS = whole(1, limit=2**24)  # of a sequence
-STEPS = whole(1, limit=10**9)
-STEPS_OR_NONE = whole(0, limit=10**9)
-RANKS = whole(1, limit=2**16)  # that share something, or nodes
-WORKERS = whole(1, limit=1024)
-SAMPLES = whole(1, limit=2**31 - 1)
+STEP_TOKENS = whole(1, limit=2**40, unit="tokens")  # of all ranks, in a step
+SEQUENCES = whole(1, limit=2**16, unit="sequences")  # of a micro-batch
+MICRO_BATCHES = replace(SEQUENCES, unit="micro-batches")  # of a step
+TOKENS = whole(1, limit=2**24, unit="tokens")  # of a sequence
+STEPS = whole(1, limit=10**9, unit="steps")
+STEPS_OR_NONE = whole(0, limit=10**9, unit="steps")
+RANKS = whole(1, limit=2**16, unit="ranks")  # that share something, or nodes
+WORKERS = whole(1, limit=1024, unit="processes")
+SAMPLES = whole(1, limit=2**31 - 1, unit="samples")
 NUMBER = number("a number")
 POSITIVE = number("a number above 0", lambda x: x > 0)
 NOT_NEGATIVE = number("a number of at least 0", lambda x: x >= 0)
-SECONDS = replace(NOT_NEGATIVE, limits=((lambda x: x <= 10**8, "at most 100,000,000 seconds"),))
+SECONDS = replace(NOT_NEGATIVE, limits=((lambda x: x <= 10**8, "at most 100,000,000 seconds"),), unit="seconds")
 FRACTION = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = number("a number of at least 0 and below 1", lambda x: 0 <= x < 1)
 

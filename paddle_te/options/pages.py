@@ -104,7 +104,8 @@ def reference() -> str:
 
 def _reference_row(option, what):
     name = f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
-    cells = [name, option.kind.words, _default(option, "en"), option.help]
+    unit = f", in {option.kind.unit}" if option.kind.unit else ""
+    cells = [name, option.kind.words + unit, _default(option, "en"), option.help]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
 
 

@@ -12,6 +12,7 @@ from paddle_te.options.option import (
     BELOW_ONE,
     FLAG,
     FRACTION,
+    MICRO_BATCHES,
     NOT_NEGATIVE,
     PATH,
     PATH_OR_EMPTY,
@@ -109,6 +110,7 @@ _SHARDING = Kind(
     lambda text: _STAGES.accepts(text) or text in ("stage2 offload", "stage3 offload"),
 )
 _NAMES = replace(TEXTS, read=str.split)
+HISTORY, VIRTUAL_STAGES = replace(SEQUENCES, unit="steps"), replace(RANKS, unit="stages")
 
 
 @section
@@ -131,7 +133,7 @@ class Parallelism:
 
     tensor_parallel_degree: int = theirs(_DEGREE, -1)
     pipeline_parallel_degree: int = theirs(_DEGREE, -1)
-    virtual_pp_degree: int = theirs(RANKS, 1)
+    virtual_pp_degree: int = theirs(VIRTUAL_STAGES, 1)
     sequence_parallel: bool = theirs(FLAG, False)
     sep_parallel_degree: int = theirs(_DEGREE, -1)
     context_parallel_degree: int = theirs(_DEGREE, -1)
@@ -189,7 +191,7 @@ class Precision:
         shown_zh="`HYBRID`，block scaling 时为 `E4M3`",
     )
     fp8_amax_history_len: int = option(
-        SEQUENCES,
+        HISTORY,
         1024,
         "Steps of amax history (delayed scaling).",
         doc="steps, delayed scaling",
@@ -516,7 +518,7 @@ class Run:
     do_export: bool = theirs(FLAG, False)
     per_device_train_batch_size: int = theirs(SEQUENCES, 8)
     per_device_eval_batch_size: int = theirs(SEQUENCES, 8)
-    gradient_accumulation_steps: int = theirs(SEQUENCES, 1)
+    gradient_accumulation_steps: int = theirs(MICRO_BATCHES, 1)
     eval_accumulation_steps: int | None = theirs(STEPS)
     num_train_epochs: float = theirs(POSITIVE, 1.0)
     max_steps: int = theirs(_MOST_STEPS, -1)
