@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from paddle import nn
 
 from paddle_te.layers.checks import one_of, probability
-from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings
+from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings, LayerSettings, part
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 
@@ -153,3 +154,23 @@ class MoEConfig(GemmSettings):
         if self.moe_expert_capacity_factor is None:
             return None
         return math.ceil(tokens * self.moe_router_topk / self.num_moe_experts * self.moe_expert_capacity_factor)
+
+
+MLPS_PARTS = {"mlp": "moe", "mlp_act": "moe_act"}  # what recomputes as much of a mixture of experts
+
+
+def of_layer(settings: LayerSettings, **options: Any) -> MoEConfig:
+    """Return the MoEConfig of a TransformerLayer, with MoEConfig's `options` beside what both have.
+
+    moe_ffn_hidden_size is ffn_hidden_size where no other is given. Raises ValueError for an MLP's settings that experts
+    lack.
+    """
+    for name in ("mlp_chunk_tokens", "activation_func_fp8_input_store"):
+        if getattr(settings, name):
+            raise ValueError(f"{name}: a mixture of experts has no such option; leave it out")
+    modules = tuple(settings.recompute_modules or ())
+    if "layernorm" in modules:
+        raise ValueError("recompute_modules: a mixture of experts keeps its norm's output; leave 'layernorm' out")
+    again = tuple(MLPS_PARTS[name] for name in modules if name in MLPS_PARTS)
+    given = dict(moe_ffn_hidden_size=settings.ffn_hidden_size, recompute_modules=again) | options
+    return part(MoEConfig, settings, **given)

@@ -1,13 +1,16 @@
 """MoELayer: the feed-forward half of a decoder layer, of experts."""
 
+from collections.abc import Callable
+from typing import Any
+
 from paddle_te.distributed import recompute
 from paddle_te.fp8 import bind_model
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import _Layer
-from paddle_te.layers.moe.config import MoEConfig
+from paddle_te.layers.moe.config import MoEConfig, of_layer
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
 from paddle_te.layers.moe.router import TopKRouter
-from paddle_te.layers.settings import takes
+from paddle_te.layers.settings import LayerSettings, takes
 from paddle_te.ops.norms import Norm
 
 
@@ -18,6 +21,13 @@ class MoELayer(_Layer):
     experts.{fc1_weight, fc2_weight}, shared_experts.{fc1_weight, fc2_weight, gate_weight}; see TopKRouter, GroupedMLP
     and SharedExpertMLP. Arguments: MoEConfig's.
     """
+
+    slot = "moe_layer"  # its name in a TransformerLayer
+
+    @classmethod
+    def in_layer(cls, **options: Any) -> Callable[[LayerSettings], "MoELayer"]:
+        """Return what a TransformerLayer takes as feed_forward. options: MoEConfig's; see `config.of_layer`."""
+        return lambda settings: cls.of(of_layer(settings, **options))
 
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig):

@@ -11,10 +11,15 @@ class GroupedHandle {
   GroupedHandle(const Tensor& tensor, size_t experts, uintptr_t counts, uintptr_t offsets, uintptr_t scale_inv)
       : handle_(nvte_create_grouped_tensor(tensor.scaling_mode, experts, {{tensor.rows(), tensor.cols()}, 2})) {
     const NVTEShape flat = {{tensor.numel()}, 1};
-    if (tensor.data.data_ptr) set(kRowwiseData, {tensor.data.data_ptr, tensor.data.dtype, flat});
-    if (tensor.columnwise) set(kColumnwiseData, {to_pointer(tensor.columnwise), tensor.data.dtype, flat});
-    for (int param : {int{kRowwiseScaleInv}, int{kColumnwiseScaleInv}})
-      if (scale_inv) set(param, {to_pointer(scale_inv), kFloat32, {{experts}, 1}});
+    const NVTEBasicTensor factors = {to_pointer(scale_inv), kFloat32, {{experts}, 1}};
+    if (tensor.data.data_ptr) {
+      set(kRowwiseData, {tensor.data.data_ptr, tensor.data.dtype, flat});
+      if (scale_inv) set(kRowwiseScaleInv, factors);
+    }
+    if (tensor.columnwise) {
+      set(kColumnwiseData, {to_pointer(tensor.columnwise), tensor.data.dtype, flat});
+      if (scale_inv) set(kColumnwiseScaleInv, factors);
+    }
     if (!offsets) return;
     set(kFirstDims, {to_pointer(counts), kInt64, {{experts}, 1}});
     set(kOffsets, {to_pointer(offsets), kInt64, {{experts + 1}, 1}});

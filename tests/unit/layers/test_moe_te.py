@@ -5,6 +5,7 @@ import paddle
 import pytest
 
 from paddle_te import fp8
+from paddle_te.layers import TransformerLayer
 from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.native import BackendUnavailable
 from paddle_te.ops.te import experts as te_experts
@@ -217,3 +218,50 @@ def test_sizes_that_kernels_cannot_read_are_refused():
     layer = MoELayer(MoEConfig(HIDDEN, 12, EXPERTS, params_dtype="bfloat16"))
     with pytest.raises(ValueError, match="moe_ffn_hidden_size 12 must be multiples of 8"):
         layer(paddle.randn([TOKENS, HIDDEN]).astype("bfloat16"))
+
+
+IN_LAYER = dict(num_moe_experts=EXPERTS, moe_router_topk=3, moe_shared_expert_intermediate_size=32)
+
+
+def in_transformer(backend, dtype, **options):
+    feed_forward = MoELayer.in_layer(**IN_LAYER)
+    return TransformerLayer(HIDDEN, 48, 4, feed_forward=feed_forward, backend=backend, params_dtype=dtype, **options)
+
+
+def test_in_a_transformer_layer():
+    """te beside backend paddle in float32; parameters are filed under moe_layer."""
+    layers = in_transformer("paddle", "float32"), in_transformer("transformer_engine", "bfloat16")
+    names = [name for name, _ in layers[0].named_parameters()]
+    assert {"moe_layer.ln_weight", "moe_layer.router.weight", "moe_layer.experts.fc1_weight"} < {*names}
+    assert not any("layernorm_mlp" in name for name in names)
+    generator, found = np.random.default_rng(38), []
+    values = {
+        name: generator.standard_normal(p.shape) * p.shape[-1] ** -0.5 for name, p in layers[0].named_parameters()
+    }
+    x, dy = (truncated(generator.standard_normal([1, TOKENS, HIDDEN]).astype("float32")) for _ in range(2))
+    for layer in layers:
+        for name, parameter in layer.named_parameters():
+            value = truncated(values[name].astype("float32")) + name.endswith("ln_weight")
+            parameter.set_value(paddle.to_tensor(truncated(value)).astype(parameter.dtype))
+        given = paddle.to_tensor(x).astype(layer.moe_layer.router.weight.dtype).detach()
+        given.stop_gradient = False
+        y = layer(given)
+        y.backward(paddle.to_tensor(dy).astype(y.dtype))
+        moe = layer.moe_layer
+        tensors = moe.router.statistics.tokens_per_expert, y, given.grad, moe.experts.fc1_weight.grad
+        found.append([tensor.astype("float32").numpy() for tensor in tensors])
+    assert (found[0][0] == found[1][0]).all()  # with this seed rounding chooses no other expert
+    for a, b in zip(*found, strict=True):
+        assert relative(b, a) < 3e-2
+
+
+def test_a_transformer_layers_recompute_is_the_mixtures():
+    layer = in_transformer("paddle", "float32", recompute_modules=("core_attn", "mlp_act"))
+    assert layer.moe_layer.config.recompute_modules == ("moe_act",)
+    for options, words in (
+        (dict(recompute_modules=("layernorm",)), "leave 'layernorm' out"),
+        (dict(mlp_chunk_tokens=128), "mlp_chunk_tokens: a mixture"),
+        (dict(activation_func_fp8_input_store=True), "activation_func_fp8_input_store: a mixture"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            in_transformer("paddle", "float32", **options)

@@ -25,9 +25,10 @@ def flat(address, shape, dtype):
 
 def shown(address, shape, ragged, dtype=BF16, columnwise=0, scale_inv=0):
     """How the fake prints a grouped tensor. ragged: the address of its offsets, or 0."""
-    of = {"-1": [0, EXPERTS, list(shape)], "0": flat(address, shape, dtype)}
-    of |= {"1": flat(columnwise, shape, dtype)} if columnwise else {}
-    of |= {param: [scale_inv, int(F32), [EXPERTS]] for param in "45"} if scale_inv else {}
+    of = {"-1": [0, EXPERTS, list(shape)]}
+    for data, factors, lies_at in (("0", "4", address), ("1", "5", columnwise)):
+        of |= {data: flat(lies_at, shape, dtype)} if lies_at else {}
+        of |= {factors: [scale_inv, int(F32), [EXPERTS]]} if lies_at and scale_inv else {}
     return of | ({"7": [COUNTS, int(I64), [EXPERTS]], "9": [ragged, int(I64), [EXPERTS + 1]]} if ragged else {})
 
 
@@ -59,6 +60,10 @@ def test_grouped_gemm_in_fp8(fake):
         2, shapes[1], OFFSETS[1], E4M3, 10, 0x200
     )
     assert call[11] == {"4": 0}
+    transposed = fake.te.Tensor(0, shapes[0], E4M3, columnwise=9, scale_inv=0x9000)
+    dx = fake.te.Tensor(3, shapes[1], BF16)
+    fake.te.grouped_gemm(transposed, d, dx, False, False, EXPERTS, *given[:-2], 0x100, 0)
+    assert fake.calls()[0][1] == shown(0, shapes[0], 0, E4M3, 9, 0x100)
 
 
 @pytest.mark.parametrize("kind", GEMMS)
