@@ -2,7 +2,7 @@
 
 import paddle
 
-from paddle_te.configs.families import FAMILIES, GPT, MISTRAL, QWEN2
+from paddle_te.configs.families import FAMILIES, GLM4, GPT, MISTRAL, QWEN2
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.layers import stored_weights
@@ -15,6 +15,7 @@ VOCABULARY = TINY["vocab_size"]
 OWN = {
     QWEN2.model_type: dict(tie_word_embeddings=True),
     MISTRAL.model_type: dict(sliding_window=20),
+    GLM4.model_type: dict(attention_bias=False),
     GPT.model_type: GPTS,
 }
 

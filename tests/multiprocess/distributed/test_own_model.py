@@ -33,7 +33,7 @@ LAYOUTS = {
 # Further families, each with what no other has: a window and a part of each head turned; norms of all heads together,
 # of which each rank of tensor parallelism has some; four norms, neighbouring numbers turned together.
 FAMILIES = {
-    "phi3": dict(partial_rotary_factor=0.5, sliding_window=20),
+    "phi3": dict(hidden_size=128, partial_rotary_factor=0.5, sliding_window=20),
     "olmo2": dict(num_key_value_heads=4),
     "glm4": dict(head_dim=32, attention_bias=False),
 }
@@ -69,12 +69,14 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
 
 def test_further_families(tmp_path, warm_host):
     processes, flags, *_ = LAYOUTS["sp_tp2_pp2"]
-    tokens, variants = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0), []
+    tokens, variants, in_te = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0), [], []
     for family, own in FAMILIES.items():
         weights = jobs.make_own_weights(tmp_path / family, num_hidden_layers=2, model_type=family, **tokens, **own)
         variants.append(jobs.variant("pd", weights) | dict(name=family))
+        in_te.append(jobs.variant("te_fp8_full", weights) | dict(name=f"te's {family}"))
     environment = warm_host | dict(EMULATED_TE="1")
-    whole = jobs.launch(tmp_path / "whole", 1, {}, variants, "nvgpu", environment)
+    whole = jobs.launch(tmp_path / "whole", 1, {}, variants + in_te, "nvgpu", environment)
     shared = jobs.launch(tmp_path / "shared", processes, flags, variants, "nvgpu", environment)
     for family in FAMILIES:
         jobs.check_same(shared[family], whole[family], *EXACT)
+        assert jobs.loss_difference(whole[f"te's {family}"], whole[family]) < 1e-2
