@@ -26,7 +26,7 @@ from .checkpoint import (
     set_state_dict,
     state_dict,
 )
-from .module import GemmQuantizers, ModuleScaling, bind_model
+from .module import GemmQuantizers, ModuleScaling, bind_model, has_fp8_backward
 from .recipe import RECIPES, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format
 from .scaling import BlockScaling, GemmScalings, StoredScaling, TensorScaling
 from .state import Quantizer, amax_and_scale_update, drop_step, new_step
@@ -57,6 +57,7 @@ __all__ = [
     "get_autocast_state",
     "get_fp8_group",
     "get_fp8_recipe",
+    "has_fp8_backward",
     "is_fp8_enabled",
     "load",
     "microbatch",

@@ -16,7 +16,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
-from .module import ForwardPass, GemmQuantizers
+from .module import GemmQuantizers, has_fp8_backward
 from .recipe import FP8_MAX
 from .scaling import BLOCK, MXFP8_BLOCK, BlockScaling
 from .state import FLOAT32_MAX, Quantizer, divide
@@ -272,9 +272,7 @@ class _EmulatedFP8Attention(PyLayer):
         statistics = greatest + (scores - greatest).exp().sum(-1, keepdim=True).log()
         softmax8 = quantize_dequantize((scores - statistics).exp(), of_softmax)
         out8 = quantize_dequantize(paddle.matmul(softmax8, v8), of_out)
-        forward_pass = quantizers[0].forward_pass
-        assert isinstance(forward_pass, ForwardPass)  # attention in fp8 is delayed scaling's
-        in_fp8 = forward_pass.recipe.fp8_dpa_bwd
+        in_fp8 = has_fp8_backward(quantizers)
         kept = (q8, k8, v8) if in_fp8 else [heads(x.astype("float32")) for x in (q, k, v)]
         ctx.save_for_backward(*kept, statistics, out8)
         ctx.options = scale, quantizers, in_fp8, heads, q.dtype, [not x.stop_gradient for x in (q, k, v)]

@@ -175,6 +175,12 @@ class ForwardPass:
     __del__ = _close  # the graph was dropped, or there was none (no_grad)
 
 
+def has_fp8_backward(quantizers: Sequence[GemmQuantizers] | None) -> bool:
+    """Say whether attention with these quantizers, None for 16 bits, is in fp8 in backward too."""
+    forward_pass = None if quantizers is None else quantizers[0].forward_pass
+    return isinstance(forward_pass, ForwardPass) and forward_pass.recipe.fp8_dpa_bwd
+
+
 class _Untracked:
     """The ForwardPass of recipes that have no state."""
 

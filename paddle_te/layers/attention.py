@@ -1,56 +1,67 @@
 """DotProductAttention and MultiHeadAttention."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
 import paddle
+from paddle import Tensor, nn
 
 from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
-from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers.context import Context, takes_context
+from paddle_te.fp8 import ModuleScaling, has_fp8_backward
+from paddle_te.layers.context import Context, KeyValue, takes_context
 from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size, norm_of
 from paddle_te.layers.masks import additive_mask
 from paddle_te.layers.ring_attention import ring_attention
 from paddle_te.layers.settings import AttentionSettings, CoreSettings, takes
 from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.norms import Norm, QKNorm
 
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
 
 
 class DotProductAttention(BackendLayer):
-    """dropout(softmax(q·kᵀ / √d))·v. In fp8 under a recipe with fp8_dpa.
+    """Compute dropout(softmax(q·kᵀ / √d))·v; in fp8 under a recipe with fp8_dpa.
 
     Arguments: CoreSettings'.
     """
 
     @takes(CoreSettings)
-    def __init__(self, settings: CoreSettings):
+    def __init__(self, settings: CoreSettings) -> None:
         super().__init__(settings.backend)
         self.attn_mask_type, self.causal, self.window = settings.attn_mask_type, settings.causal, settings.window
         self.layer_number, self.dropout_in_training = settings.layer_number, settings.attention_dropout
         self.tp = TensorParallel.from_fleet() if settings.set_parallel_mode else None
         self.kv_channels, self.scale = settings.kv_channels, settings.scale
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
-        self._checked = set()  # what `ops.check_attention` has let pass
+        self._checked: set[tuple[bool, float]] = set()  # what `ops.check_attention` has let pass
 
     @property
     def scores(self) -> Scores:
-        """What becomes of q · kᵀ in the layer's mode."""
+        """Say what becomes of q · kᵀ in the layer's mode."""
         return Scores(self.scale, self.causal, self.window, self.dropout)
 
-    def random_numbers(self):
-        """The context of what drops: numbers of each rank's own, which holds other heads."""
+    def random_numbers(self) -> AbstractContextManager[None]:
+        """Make the context of what drops: numbers of each rank's own, which holds other heads."""
         return random_numbers(self.tp if self.dropout else None, own=True)
 
-    def additive_mask(self, attention_mask, cu_seqlens, queries):
-        """What is to be added to the scores of so many queries, or None: see `masks`."""
+    def additive_mask(self, attention_mask: Tensor | None, cu_seqlens: Tensor | None, queries: int) -> Tensor | None:
+        """Return what is to be added to the scores of so many queries, or None: see `masks`."""
         return additive_mask(self.attn_mask_type, attention_mask, cu_seqlens, queries)
 
-    def begin_forward(self, sequence, masked, cached, is_first_microbatch=None, packed=False):
-        """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
+    def begin_forward(
+        self, sequence: int, masked: bool, cached: bool, is_first_microbatch: bool | None = None, packed: bool = False
+    ) -> AttentionQuantizers | None:
+        """Return what attention takes as quantizers, None where it is not in fp8.
 
-        sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens; packed: cu_seqlens.
-        Raises ValueError for packed documents with a mask or a cache, where fp8_dpa is on and one of the three is
-        there, or a window, dropout or another type than causal, and where the backend has no such attention.
+        Call it before the first kernel. sequence: tokens; masked: there is an attention mask; cached: keys of earlier
+        tokens; packed: cu_seqlens. Raises ValueError for packed documents with a mask or a cache, where fp8_dpa is on
+        and one of the three is there, or a window, dropout or another type than causal, and where the backend has no
+        such attention.
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
@@ -73,14 +84,20 @@ class DotProductAttention(BackendLayer):
             if wanted:
                 raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
-        backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].forward_pass.recipe.fp8_dpa_bwd
+        backward = (self.training or paddle.is_grad_enabled()) and has_fp8_backward(quantizers)
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
         return quantizers
 
     def forward(
-        self, query_layer, key_layer, value_layer, attention_mask=None, is_first_microbatch=None, cu_seqlens=None
-    ):
-        """query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        attention_mask: Tensor | None = None,
+        is_first_microbatch: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Compute query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
 
         attention_mask: additive, [b or 1, 1, s, s_kv], which says by itself what is seen, whatever attn_mask_type; with
         a padding type also bool, [b, 1, 1, s_kv], True for padding, as TE has it. is_first_microbatch: matters in fp8
@@ -93,8 +110,16 @@ class DotProductAttention(BackendLayer):
         quantizers = self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed)
         return self.attend(query_layer, key_layer, value_layer, attention_mask, cu_seqlens, quantizers)
 
-    def attend(self, q, k, v, attention_mask=None, cu_seqlens=None, quantizers=None):
-        """What comes after `begin_forward`, whose quantizers these are; the mask is additive."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        quantizers: AttentionQuantizers | None = None,
+    ) -> Tensor:
+        """Compute what comes after `begin_forward`, whose quantizers these are; the mask is additive."""
         with self.random_numbers():
             return self.ops.dot_product_attention(
                 q, k, v, self.scores, attention_mask=attention_mask, cu_seqlens=cu_seqlens, quantizers=quantizers
@@ -102,7 +127,7 @@ class DotProductAttention(BackendLayer):
 
 
 class MultiHeadAttention(BackendLayer):
-    """x + dropout(proj(attention(rope(layernorm_qkv(x))))): the attention half of a layer, the residual included.
+    """Compute x + dropout(proj(attention(rope(layernorm_qkv(x))))), a layer's first half with the residual.
 
     Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; LayerNorm's layernorm_qkv.ln_bias; with add_qkv_bias or
     bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight; with norms "after" or
@@ -113,7 +138,7 @@ class MultiHeadAttention(BackendLayer):
     """
 
     @takes(AttentionSettings)
-    def __init__(self, settings: AttentionSettings):
+    def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings.backend)
         self.settings, self.dropout_in_training = settings, settings.hidden_dropout
         self.max_sequence_length = settings.max_sequence_length
@@ -124,39 +149,42 @@ class MultiHeadAttention(BackendLayer):
         self.post_norm = norm_of(after, settings.normalization)
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
-        self._token_shards = tp.size if settings.sequence_parallel else 1
+        self._token_shards = tp.size if tp is not None and settings.sequence_parallel else 1
         self.num_heads = local_size(settings.num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(settings.groups, tp, "num_gqa_groups")
         self.q_norm, self.k_norm = (self._head_norm(heads, tp) for heads in (self.num_heads, self.num_kv_heads))
         comm_type = settings.cp_comm_type
         self.cp = ContextParallel.from_fleet(comm_type) if comm_type else None
         self._sequence_shards = self.cp.size if self.cp else 1
-        self._exchanges, self._on_ring = comm_type == "a2a", comm_type == "p2p"
-        if self._exchanges:
+        self._exchange = self.cp if comm_type == "a2a" else None
+        self._ring = self.cp if comm_type == "p2p" else None
+        if self._exchange:
             self._share_heads(settings.head_dim)
-        if self._on_ring:
+        if self._ring:
             self._check_ring()
 
-    def _head_norm(self, heads, tp):
-        """The norm of q or of k, or None."""
+    def _head_norm(self, heads: int, tp: TensorParallel | None) -> RMSNorm | None:
+        """Make the norm of q or of k, or None."""
         settings = self.settings.qk_norm(heads)
-        norm = settings and RMSNorm.of(settings)
-        if norm is not None and self._norms_all and tp is not None:
+        if settings is None:
+            return None
+        norm = RMSNorm.of(settings)
+        if self._norms_all and tp is not None:
             norm.weight.is_distributed, norm.weight.split_axis = True, 0
         return norm
 
     @property
-    def _norms_all(self):
+    def _norms_all(self) -> bool:
         return self.settings.qk_norm_over == "all"
 
-    def _share_heads(self, head_dim):
-        """In attention this rank has a share of the heads, for all tokens."""
+    def _share_heads(self, head_dim: int) -> None:
+        """Take a share of the heads in attention, for all tokens."""
         q, kv = self.num_heads * head_dim, self.num_kv_heads * head_dim
         self._qkv_widths, self._context_widths = (q, kv, kv), (q,)
         self.num_heads = local_size(self.num_heads, self.cp, "num_attention_heads of a rank")
         self.num_kv_heads = local_size(self.num_kv_heads, self.cp, "num_gqa_groups of a rank")
 
-    def _check_ring(self):
+    def _check_ring(self) -> None:
         core = self.core_attention
         lacking = {
             "window_size": core.window >= 0,
@@ -168,10 +196,12 @@ class MultiHeadAttention(BackendLayer):
                 raise ValueError(f"{what}: ring attention (cp_comm_type='p2p') is plainly causal; 'a2a' has it")
 
     @takes_context("rotary_pos_emb", "attention_mask")
-    def forward(self, x, context: Context):
-        """x: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h], tokens in
-        that order -> the same shape. With cp_comm_type x has this rank's tokens of each sequence; all else is of whole
-        sequences. The other arguments are Context's; with use_cache the result is (output, (k, v)).
+    def forward(self, x: Tensor, context: Context) -> Tensor | tuple[Tensor, KeyValue | None]:
+        """Compute the attention half of a layer: x -> the same shape.
+
+        x: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h], tokens in that
+        order. With cp_comm_type x has this rank's tokens of each sequence; all else is of whole sequences. The other
+        arguments are Context's; with use_cache the result is (output, (k, v)).
 
         Raises ValueError for flat x that is no whole number of sequences, and for a cache of sequences that are split
         over ranks.
@@ -185,7 +215,7 @@ class MultiHeadAttention(BackendLayer):
         context = context._replace(attention_mask=mask, recompute_core_attention=self.training and again)
         masked, packed = mask is not None, context.cu_seqlens is not None
         quantizers = core.begin_forward(sequence, masked, context.with_cache, first, packed)
-        if self._on_ring and (masked or packed or quantizers is not None):
+        if self._ring and (masked or packed or quantizers is not None):
             what = _MASK if masked else "packed documents (cu_seqlens)" if packed else "fp8 (fp8_dpa)"
             raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
         drops = dropout or core.dropout
@@ -194,11 +224,11 @@ class MultiHeadAttention(BackendLayer):
                 return self._forward_at_once(layers, x, context, quantizers)
         qkv, residual = layers["layernorm_qkv"](x, first)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
-        if self._exchanges:
-            qkv = self.cp.heads_for_tokens(qkv, self._qkv_widths)
+        if self._exchange:
+            qkv = self._exchange.heads_for_tokens(qkv, self._qkv_widths)
         attended, key_value = self._attended(qkv, context, quantizers)
-        if self._exchanges:
-            attended = self.cp.tokens_for_heads(attended, self._context_widths)
+        if self._exchange:
+            attended = self._exchange.tokens_for_heads(attended, self._context_widths)
         post_norm = layers.get("post_norm")
         at_once = not dropout and post_norm is None
         out = layers["proj"](self._as_given(attended, flat), residual if at_once else None, first)
@@ -206,16 +236,18 @@ class MultiHeadAttention(BackendLayer):
             out = add_to_residual(out, residual, post_norm, dropout, layers["proj"].tp)
         return (out, key_value) if context.use_cache else out
 
-    def _attended(self, qkv, context, quantizers):
-        """(attention's output [b, s, h·d], (k, v) of all tokens so far where there is a cache)."""
+    def _attended(
+        self, qkv: Tensor, context: Context, quantizers: AttentionQuantizers | None
+    ) -> tuple[Tensor, KeyValue | None]:
+        """Return (attention's output [b, s, h·d], (k, v) of all tokens so far where there is a cache)."""
         if context.with_cache:
             return self._attend_with_cache(qkv, context)
         if context.recompute_core_attention:
             return recompute(self._attend, qkv, context, quantizers), None
         return self._attend(qkv, context, quantizers), None
 
-    def _sequence_length(self, x):
-        """Of a whole sequence."""
+    def _sequence_length(self, x: Tensor) -> int:
+        """Return that of a whole sequence."""
         if x.ndim != 2:
             return x.shape[self.settings.attn_input_format.index("s")] * self._sequence_shards
         s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards * self._sequence_shards
@@ -223,31 +255,37 @@ class MultiHeadAttention(BackendLayer):
             raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
         return s
 
-    def _batch_first(self, qkv):
-        """[b, s, …] of the projection's output."""
+    def _batch_first(self, qkv: Tensor) -> Tensor:
+        """Return the projection's output as [b, s, …]."""
         sequences_first = self.settings.attn_input_format == "sbhd"
         if qkv.ndim == 2:
+            assert self.max_sequence_length is not None  # `_sequence_length` has checked it
             s = self.max_sequence_length // self._sequence_shards
             qkv = qkv.reshape([*((s, -1) if sequences_first else (-1, s)), qkv.shape[-1]])
         return qkv.transpose([1, 0, 2]) if sequences_first else qkv
 
-    def _as_given(self, attended, flat):
-        """The opposite of `_batch_first`."""
+    def _as_given(self, attended: Tensor, flat: bool) -> Tensor:
+        """Undo `_batch_first`."""
         if self.settings.attn_input_format == "sbhd":
             attended = attended.transpose([1, 0, 2])
         return attended.reshape([-1, attended.shape[-1]]) if flat else attended
 
-    def _is_whole(self, layers):
-        """Whether nothing stands between the layers: a norm of rotated q and k, another order of tokens, LoRA, or a
-        hook such as those of sharding stage 3."""
+    def _is_whole(self, layers: Mapping[str, nn.Layer]) -> bool:
+        """Say whether nothing stands between the layers.
+
+        That would be a norm of rotated q and k, another order of tokens, LoRA, or a hook such as those of sharding
+        stage 3.
+        """
         if self._norms_after_rope or self.settings.attn_input_format != "bshd" or self.settings.norms != "before":
             return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
         return type(qkv) is LayerNormLinear and type(proj) is Linear and not hooks
 
-    def _forward_at_once(self, layers, x, context, attention_quantizers):
-        """Training's case, for which backends have one operation."""
+    def _forward_at_once(
+        self, layers: Mapping[str, Any], x: Tensor, context: Context, attention_quantizers: AttentionQuantizers | None
+    ) -> Tensor:
+        """Compute training's case, for which backends have one operation."""
         qkv, proj, first = layers["layernorm_qkv"], layers["proj"], context.is_first_microbatch
         (of_qkv,) = qkv.fp8.begin_forward(qkv.training, first) or (None,)
         (of_proj,) = proj.fp8.begin_forward(proj.training, first) or (None,)
@@ -270,29 +308,32 @@ class MultiHeadAttention(BackendLayer):
         )
 
     @property
-    def _norms_after_rope(self):
+    def _norms_after_rope(self) -> bool:
         return self.q_norm is not None and not self.settings.qk_norm_before_rope
 
     def _heads_of_rank(self) -> Heads:
-        """What the projection's output is made of. Ranks that share the heads have the same weights of norms."""
-        settings, qk_norm = self.settings, None
-        if self.q_norm is not None and not self._norms_after_rope:
-            over_all, centered = self._norms_all, self.q_norm.zero_centered_gamma
-            ranks = self.layernorm_qkv.tp if over_all else None
-            qk_norm = QKNorm(*self._norm_weights(), self.q_norm.eps, centered, over_all, ranks)
-        return Heads(self.num_heads, self.num_kv_heads, qk_norm, settings.rotary_pos_interleaved)
+        """Say what the projection's output is made of.
 
-    def _norm_weights(self):
+        Ranks that share the heads have the same weights of norms.
+        """
+        qk_norm = None if self._norms_after_rope else self._qk_norm()
+        return Heads(self.num_heads, self.num_kv_heads, qk_norm, self.settings.rotary_pos_interleaved)
+
+    def _qk_norm(self) -> QKNorm | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
         tp, weights = self.layernorm_qkv.tp, (self.q_norm.weight, self.k_norm.weight)
-        return weights if tp is None or self._norms_all else tuple(tp.sum_gradient(weight) for weight in weights)
+        q_weight, k_weight = weights if tp is None or self._norms_all else map(tp.sum_gradient, weights)
+        ranks = tp if self._norms_all else None
+        return QKNorm(q_weight, k_weight, self.q_norm.eps, self.q_norm.zero_centered_gamma, self._norms_all, ranks)
 
-    def _attend(self, qkv, context, quantizers):
-        """Rotation and attention, for which backends have one operation where nothing else is wanted."""
-        if self._on_ring:
+    def _attend(self, qkv: Tensor, context: Context, quantizers: AttentionQuantizers | None) -> Tensor:
+        """Rotate and attend, for which backends have one operation where nothing else is wanted."""
+        if self._ring:
             angles = context.rotary_pos_emb
             if angles is not None:
-                angles = self.cp.own_tokens(angles, axis=angles.ndim - 2)
-            return ring_attention(*self._heads(qkv, angles), scale=self.scale, cp=self.cp, ops=self.ops)
+                angles = self._ring.own_tokens(angles, axis=angles.ndim - 2)
+            return ring_attention(*self._heads(qkv, angles), scale=self.scale, cp=self._ring, ops=self.ops)
         core = self.core_attention
         if context.attention_mask is not None or self._norms_after_rope:
             heads = self._heads(qkv, context.rotary_pos_emb)
@@ -307,18 +348,18 @@ class MultiHeadAttention(BackendLayer):
                 quantizers=quantizers,
             )
 
-    def _attend_with_cache(self, qkv, context):
-        """(attention's output, (k, v) of all tokens so far)."""
+    def _attend_with_cache(self, qkv: Tensor, context: Context) -> tuple[Tensor, KeyValue]:
+        """Return (attention's output, (k, v) of all tokens so far)."""
         q, k, v = self._heads(qkv, context.rotary_pos_emb)
         if context.past_key_value is not None:
             k, v = (paddle.concat(pair, 1) for pair in zip(context.past_key_value, (k, v), strict=True))
         return self.core_attention.attend(q, k, v, context.attention_mask), (k, v)
 
-    def _heads(self, qkv, rotary_pos_emb):
-        """q, k and v, rotated and normed."""
+    def _heads(self, qkv: Tensor, rotary_pos_emb: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v, rotated and normed."""
         q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self._heads_of_rank())
-        if self._norms_after_rope:
-            pairs = zip((q, k), self._norm_weights(), strict=True)
-            centered = self.q_norm.zero_centered_gamma
-            q, k = (self.ops.normalize(x, Norm(weight, self.q_norm.eps, None, centered)) for x, weight in pairs)
+        norms = self._qk_norm() if self._norms_after_rope else None
+        if norms is not None:
+            pairs, options = ((q, norms.q_weight), (k, norms.k_weight)), (None, norms.zero_centered_gamma)
+            q, k = (self.ops.normalize(x, Norm(weight, norms.eps, *options)) for x, weight in pairs)
         return q, k, v

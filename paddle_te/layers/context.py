@@ -13,7 +13,7 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 class Context(NamedTuple):
-    """The companions of hidden_states, under Transformer Engine's names.
+    """Hold the companions of hidden_states, under Transformer Engine's names.
 
     attention_mask: as DotProductAttention's.
     rotary_pos_emb: angles, float32 [s, d] or [b, s, d] where sequences have their own, of `RotaryPositionEmbedding`;
@@ -40,7 +40,7 @@ class Context(NamedTuple):
 
     @property
     def with_cache(self) -> bool:
-        """Whether keys of earlier tokens come in or go out."""
+        """Say whether keys of earlier tokens come in or go out."""
         return self.past_key_value is not None or self.use_cache
 
 
@@ -50,7 +50,7 @@ ALONE = Context()  # hidden_states without companions
 def takes_context(
     *order: str,
 ) -> Callable[[Callable[[Any, Tensor, Context], Result]], Callable[..., Result]]:
-    """Lets a forward that takes a Context take its fields as arguments, too: first those of `order`."""
+    """Let a forward that takes a Context take its fields as arguments, too: first those of `order`."""
     names = (*order, *(name for name in Context._fields if name not in order))
 
     def decorate(forward: Callable[[Any, Tensor, Context], Result]) -> Callable[..., Result]:

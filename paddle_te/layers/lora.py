@@ -16,23 +16,33 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
 
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
 
 from paddle_te.distributed import TensorParallel
-from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear
+from paddle_te.fp8 import GemmQuantizers
+from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, _WithGemms
 from paddle_te.ops.low_rank import LowRankUpdate
 
 
 class LowRank(nn.Layer):
-    """A and B of one part. Parameters: lora_A [in_features, r], lora_B [r, out_features], of this rank.
+    """Hold A and B of one part.
 
-    parallel_mode: that of the GEMM beside it. "column" splits B, "row" splits A; the r columns between them are what
-    travels, so A's (B's) gradient is whole on every rank, or under sequence parallelism summed by the trainer.
+    Parameters: lora_A [in_features, r], lora_B [r, out_features], of this rank. parallel_mode: that of the GEMM beside
+    it. "column" splits B, "row" splits A; the r columns between them are what travels, so A's (B's) gradient is whole
+    on every rank, or under sequence parallelism summed by the trainer.
     """
 
-    def __init__(self, in_features, out_features, config, dtype, parallel_mode=None, tp=None):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        config: Any,
+        dtype: Any,
+        parallel_mode: str | None = None,
+        tp: TensorParallel | None = None,
+    ) -> None:
         super().__init__()
         self.tp = tp
         self.scaling = config.scaling
@@ -45,31 +55,32 @@ class LowRank(nn.Layer):
         else:
             self.lora_A = make([in_features, config.r], uniform)
         self.lora_B = make([config.r, out_features], nn.initializer.Constant(0.0))
-        if tp is not None:
-            self._mark(*{"column": (self.lora_B, 1, self.lora_A), "row": (self.lora_A, 0, self.lora_B)}[parallel_mode])
+        if tp is not None and parallel_mode is not None:
+            self._mark(
+                tp, *{"column": (self.lora_B, 1, self.lora_A), "row": (self.lora_A, 0, self.lora_B)}[parallel_mode]
+            )
 
-    def _mark(self, split, axis, whole):
+    def _mark(self, tp: TensorParallel, split: Tensor, axis: int, whole: Tensor) -> None:
         split.is_distributed, split.split_axis = True, axis
-        if self.tp.sequence_parallel:
+        if tp.sequence_parallel:
             mark_as_sequence_parallel_parameter(whole)
 
-    def delta(self):
-        """What merging adds to the weight: float32 [out_features, in_features]."""
+    def delta(self) -> Tensor:
+        """Return what merging adds to the weight: float32 [out_features, in_features]."""
         a, b = self.lora_A.astype("float32"), self.lora_B.astype("float32")
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
 
 
-class WithLoRA:
-    """A layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
+class WithLoRA(_WithGemms):
+    """Compute with LoRA on some of a layer's parts; `enable` makes one of the layer itself, as torch's parametrize.
 
     PARALLEL_MODES: that of each of its GEMMs' weights. parts: {name of a weight: {name of a part: its rows on a rank}},
     of all parts, in the order in which they stand in the weight.
     """
 
-    GEMM_WEIGHTS: ClassVar[tuple[str, ...]]
-    PARALLEL_MODES: ClassVar[Mapping[str, str | None]] = {}
+    PARALLEL_MODES: ClassVar[Mapping[str, str]] = {}
     merged = disable_lora = False
-    tp: TensorParallel | None
+    parts: Mapping[str, Mapping[str, int]]
 
     @classmethod
     def enable(cls, layer: Any, parts: Mapping[str, Mapping[str, int]], names: Collection[str], config: Any) -> Self:
@@ -91,22 +102,22 @@ class WithLoRA:
         return layer
 
     @property
-    def adapters(self):
-        """{name of a part: its LowRank}."""
+    def adapters(self) -> dict[str, LowRank]:
+        """Return {name of a part: its LowRank}."""
         return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, LowRank)}
 
-    def plain(self):
-        """Whether the layer computes as one without LoRA."""
+    def plain(self) -> bool:
+        """Say whether the layer computes as one without LoRA."""
         return self.merged or self.disable_lora
 
     @property
-    def drops(self):
-        """Whether dropout stands before A, so that norm and activation are operations of their own."""
+    def drops(self) -> bool:
+        """Say whether dropout stands before A, so that norm and activation are operations of their own."""
         found = next(iter(self.adapters.values()), None)
         return self.training and found is not None and found.dropout is not None
 
-    def low_rank(self, weight, x=None):
-        """The LowRankUpdate of a weight, by its name; None where no part has A and B.
+    def low_rank(self, weight: str, x: Tensor | None = None) -> LowRankUpdate | None:
+        """Make the LowRankUpdate of a weight, by its name; None where no part has A and B.
 
         x: the input of its GEMM where `drops`. The parts share it, and with it what is dropped of it.
         """
@@ -115,17 +126,17 @@ class WithLoRA:
         found = next(filter(None, layers), None)
         if found is None:
             return None
-        a, b = ([layer and layer._parameters[name] for layer in layers] for name in ("lora_A", "lora_B"))
-        return LowRankUpdate(a, b, parts.values(), found.scaling, found.dropout(x) if self.drops else None)
+        a, b = (tuple([layer and layer._parameters[name] for layer in layers]) for name in ("lora_A", "lora_B"))
+        return LowRankUpdate(a, b, tuple(parts.values()), found.scaling, found.dropout(x) if self.drops else None)
 
-    def split_mapping(self):
-        """[(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
+    def split_mapping(self) -> list[tuple[str, bool]]:
+        """Return [(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
         mode = {part: self.PARALLEL_MODES[weight] for weight, parts in self.parts.items() for part in parts}
         return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self.adapters]
 
     @paddle.no_grad()
-    def with_products(self, name, weight, sign=1):
-        """The weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
+    def with_products(self, name: str, weight: Tensor, sign: int = 1) -> Tensor:
+        """Return the weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
         deltas = [
             self._sub_layers[part].delta()
             if part in self._sub_layers
@@ -134,8 +145,8 @@ class WithLoRA:
         ]
         return (weight.astype("float32") + sign * paddle.concat(deltas, 0)).astype(weight.dtype)
 
-    def merge(self, sign=1):
-        """Adds the low-rank products to the weights (sign -1: takes them away); forward is then the fused layer's.
+    def merge(self, sign: int = 1) -> None:
+        """Add the low-rank products to the weights (sign -1: take them away); forward is then the fused layer's.
 
         Raises RuntimeError for weights in fp8, which would round them away.
         """
@@ -148,11 +159,11 @@ class WithLoRA:
             weight.set_value(self.with_products(name, weight, sign))
         self.merged = sign == 1
 
-    def unmerge(self):
+    def unmerge(self) -> None:
         self.merge(sign=-1)
 
-    def disable(self):
-        """Takes LoRA away, as it was before `enable` (but for what was merged)."""
+    def disable(self) -> None:
+        """Take LoRA away, as it was before `enable` (but for what was merged)."""
         for part in self.adapters:
             del self._sub_layers[part]
         del self.parts
@@ -160,8 +171,15 @@ class WithLoRA:
             self.__dict__.pop(name, None)
         self.__class__ = type(self).__mro__[2]  # the layer that it was
 
-    def gemm(self, x, weight, bias, quantizers, residual=None):
-        """x through a weight, by its name, with its bias and LoRA."""
+    def gemm(
+        self,
+        x: Tensor,
+        weight: str,
+        bias: Tensor | None,
+        quantizers: GemmQuantizers | None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply x with a weight, by its name, with its bias and LoRA."""
         return self.ops.linear(
             x,
             self._parameters[weight],
@@ -174,18 +192,18 @@ class WithLoRA:
         )
 
 
-def normed(layer, x):
-    """x through the norm that a layer begins with, if any."""
+def normed(layer: LayerNormLinear | LayerNormMLP, x: Tensor) -> Tensor:
+    """Pass x through the norm that a layer begins with, if any."""
     norm = layer.norm()
     return x if norm is None else layer.ops.normalize(x, norm)
 
 
 class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
-    """LayerNormLinear with LoRA, such as on q, k and v."""
+    """Compute LayerNormLinear with LoRA, such as on q, k and v."""
 
     PARALLEL_MODES = {"weight": "column"}
 
-    def forward(self, x, is_first_microbatch=None):
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> tuple[Tensor, Tensor]:
         if self.plain():
             return super().forward(x, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
@@ -203,11 +221,11 @@ class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
 
 
 class LoRALinear(WithLoRA, Linear):
-    """A row-parallel Linear with LoRA, such as the projection behind attention."""
+    """Compute a row-parallel Linear with LoRA, such as the projection behind attention."""
 
     PARALLEL_MODES = {"weight": "row"}
 
-    def forward(self, x, residual=None, is_first_microbatch=None):
+    def forward(self, x: Tensor, residual: Tensor | None = None, is_first_microbatch: bool | None = None) -> Tensor:
         if self.plain():
             return super().forward(x, residual, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
@@ -215,16 +233,16 @@ class LoRALinear(WithLoRA, Linear):
 
 
 class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
-    """LayerNormMLP with LoRA on gate, if there is one, up and down."""
+    """Compute LayerNormMLP with LoRA on gate, if there is one, up and down."""
 
     PARALLEL_MODES = {"fc1_weight": "column", "fc2_weight": "row"}
 
-    def forward(self, x, is_first_microbatch=None):
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         if self.plain():
             return super().forward(x, is_first_microbatch)
-        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
         if self.drops:
-            return self._singly(x, *quantizers)
+            return self._singly(x, first, second)
         parameters = self._parameters
         out = self.ops.layernorm_mlp(
             x,
@@ -238,12 +256,12 @@ class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
             recompute=self.recompute,
             fp8_input_store=self.fp8_input_store,
             tp=self.tp,
-            quantizers=quantizers,
-            low_rank=tuple(map(self.low_rank, self.GEMM_WEIGHTS)),
+            quantizers=(first, second),
+            low_rank=(self.low_rank("fc1_weight"), self.low_rank("fc2_weight")),
         )
-        return out if self.adds_at_once else self.added(*out)
+        return self.added(*out) if isinstance(out, tuple) else out
 
-    def _singly(self, x, first, second):
+    def _singly(self, x: Tensor, first: GemmQuantizers | None, second: GemmQuantizers | None) -> Tensor:
         z = normed(self, x)
         act = self.ops.activate(self.gemm(z, "fc1_weight", self.fc1_bias, first), self.activation)
         at_once = self.adds_at_once

@@ -1,13 +1,17 @@
 """Rotary position embedding: the angles; ops apply them."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 
 
-def _llama3(inv_freq, scaling):
-    """Llama 3.1's frequencies (Meta's llama-models, `apply_scaling`): long wavelengths slowed by `factor`."""
+def _llama3(inv_freq: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """Return Llama 3.1's frequencies (Meta's llama-models, `apply_scaling`): long wavelengths slowed by `factor`."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     length = scaling["original_max_position_embeddings"]
     wavelength = 2 * math.pi / inv_freq
@@ -15,15 +19,15 @@ def _llama3(inv_freq, scaling):
     return inv_freq * ((1 - smooth) / factor + smooth)
 
 
-def _yarn(inv_freq, rotary_base, scaling):
-    """YaRN's frequencies (Peng et al., 2023, section 3.2).
+def _yarn(inv_freq: Tensor, rotary_base: float, scaling: Mapping[str, Any]) -> Tensor:
+    """Return YaRN's frequencies (Peng et al., 2023, section 3.2).
 
     Pairs that turn more than beta_fast times within the original length stay, those that turn less than beta_slow times
     are slowed by `factor`, and between the two it is a ramp over the pairs' numbers.
     """
     dim = 2 * inv_freq.shape[0]
 
-    def pair_that_turns(times):
+    def pair_that_turns(times: float) -> float:
         length = scaling["original_max_position_embeddings"]
         return dim * math.log(length / (times * 2 * math.pi)) / (2 * math.log(rotary_base))
 
@@ -36,10 +40,10 @@ def _yarn(inv_freq, rotary_base, scaling):
     return inv_freq * ((1 - slowed) + slowed / scaling["factor"])
 
 
-def _yarn_attention_factor(scaling):
-    """YaRN's √(1/t), by which queries and keys are multiplied; with mscale_all_dim as DeepSeek's models have it."""
+def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
+    """Return YaRN's √(1/t) for queries and keys; with mscale_all_dim as DeepSeek's models have it."""
 
-    def grown(mscale):
+    def grown(mscale: float) -> float:
         return 0.1 * mscale * math.log(scaling["factor"]) + 1.0 if scaling["factor"] > 1 else 1.0
 
     if scaling.get("attention_factor") is not None:
@@ -50,7 +54,7 @@ def _yarn_attention_factor(scaling):
 
 
 class RotaryPositionEmbedding(nn.Layer):
-    """Angles of RoPE (Su et al., 2021).
+    """Make the angles of RoPE (Su et al., 2021).
 
     dim: of one head. rotary_base: θ. seq_len_interpolation_factor: positions are divided by it.
     rope_scaling: Hugging Face's dictionary for long contexts, or None: "rope_type" llama3, yarn, linear (as the
@@ -64,76 +68,86 @@ class RotaryPositionEmbedding(nn.Layer):
 
     def __init__(
         self,
-        dim,
-        rotary_base=10000.0,
-        seq_len_interpolation_factor=None,
-        rope_scaling=None,
-        max_position_embeddings=None,
-        rotary_percent=1.0,
-    ):
+        dim: int,
+        rotary_base: float = 10000.0,
+        seq_len_interpolation_factor: float | None = None,
+        rope_scaling: Mapping[str, Any] | None = None,
+        max_position_embeddings: int | None = None,
+        rotary_percent: float = 1.0,
+    ) -> None:
         super().__init__()
         dim = int(dim * rotary_percent)
         scaling = rope_scaling or {}
         kind, factor = scaling.get("rope_type"), scaling.get("factor")
         self.dim, self.rotary_base, self.attention_factor = dim, rotary_base, 1.0
         self.seq_len_interpolation_factor = factor if kind == "linear" else seq_len_interpolation_factor
-        inv_freq = self._frequencies(self._stretch(factor) if kind == "ntk" else 1.0)
+        inv_freq = self._frequencies(self._stretch(scaling["factor"]) if kind == "ntk" else 1.0)
         if kind == "llama3":
             inv_freq = _llama3(inv_freq, scaling)
         elif kind == "yarn":
             inv_freq = _yarn(inv_freq, rotary_base, scaling)
             self.attention_factor = _yarn_attention_factor(scaling)
-        self._dynamic = (factor, max_position_embeddings) if kind == "dynamic" else None
-        self._of_length = ()  # dynamic's, of the last sequence beyond max_position_embeddings
+        self._dynamic: tuple[float, int] | None = None
+        if kind == "dynamic":
+            if factor is None or max_position_embeddings is None:
+                raise ValueError("rope type dynamic needs rope_scaling's factor and max_position_embeddings")
+            self._dynamic = factor, max_position_embeddings
+        self._of_length: tuple[Tensor, ...] = ()  # dynamic's, of the last sequence beyond max_position_embeddings
         # In tuples: a tensor that is an attribute is a buffer, which Layer.to(dtype) rounds. At position 4096 an angle
         # from bfloat16 would be off by up to 8.
-        self._inv_freq, self._freqs = (inv_freq,), ()
+        self._inv_freq: tuple[Tensor] = (inv_freq,)
+        self._freqs: tuple[Tensor, ...] = ()
 
-    def _frequencies(self, stretch):
-        """Float32 [dim / 2], one for each pair of a head's numbers, of a θ that is `stretch` times as large."""
+    def _frequencies(self, stretch: float) -> Tensor:
+        """Return float32 [dim / 2], one for each pair of a head's numbers, of a θ `stretch` times as large."""
         exponents = paddle.arange(0, self.dim, 2).astype("float32") / self.dim
         return 1.0 / (self.rotary_base * stretch) ** exponents
 
-    def _stretch(self, factor):
-        """By what θ must grow for the slowest pair to turn `factor` times as slowly (bloc97, "NTK-aware")."""
+    def _stretch(self, factor: float) -> float:
+        """Say by what θ must grow for the slowest pair to turn `factor` times as slowly (bloc97, "NTK-aware")."""
         return factor ** (self.dim / (self.dim - 2))
 
-    def forward(self, max_seq_len):
-        """Float32 [max_seq_len, dim]: position · frequency, both halves alike."""
-        if self._depends_on_length(max_seq_len):
-            return self._stretched_for(max_seq_len)
+    def forward(self, max_seq_len: int) -> Tensor:
+        """Return float32 [max_seq_len, dim]: position · frequency, both halves alike."""
+        if (dynamic := self._stretching(max_seq_len)) is not None:
+            return self._stretched_for(max_seq_len, *dynamic)
         if not self._freqs or self._freqs[0].shape[0] < max_seq_len:
             self._freqs = (self.at(paddle.arange(max_seq_len)),)
         (freqs,) = self._freqs
         return freqs if freqs.shape[0] == max_seq_len else freqs[:max_seq_len]
 
-    def at(self, position_ids):
-        """The same for any positions: integers [...] -> float32 [..., dim]. See `check_any_position`."""
+    def at(self, position_ids: Tensor) -> Tensor:
+        """Return the same for any positions: integers [...] -> float32 [..., dim].
+
+        See `check_any_position`.
+        """
         return self._angles(position_ids, self._inv_freq[0])
 
-    def check_any_position(self, length):
-        """Raises ValueError where an angle is not told by its position: with dynamic scaling in a sequence of `length`
-        tokens, all that came before included, which is longer than max_position_embeddings.
+    def check_any_position(self, length: int) -> None:
+        """Raise ValueError where an angle is not told by its position.
+
+        That is with dynamic scaling in a sequence of `length` tokens, all that came before included, which is longer
+        than max_position_embeddings.
         """
-        if self._depends_on_length(length):
+        if (dynamic := self._stretching(length)) is not None:
             raise ValueError(
                 f"rope type dynamic: in a sequence of {length} tokens, beyond max_position_embeddings="
-                f"{self._dynamic[1]}, angles depend on the length, so there are no position_ids (packed documents that "
+                f"{dynamic[1]}, angles depend on the length, so there are no position_ids (packed documents that "
                 "begin at 0, padding on the left) and no cache of keys that were turned at another length"
             )
 
-    def _depends_on_length(self, length):
-        return self._dynamic is not None and length > self._dynamic[1]
+    def _stretching(self, length: int) -> tuple[float, int] | None:
+        """Return dynamic scaling's (factor, max_position_embeddings) where a sequence is longer than the latter."""
+        return self._dynamic if self._dynamic is not None and length > self._dynamic[1] else None
 
-    def _stretched_for(self, length):
-        """The angles of dynamic scaling in a sequence of that length (emozilla, "dynamically scaled RoPE")."""
+    def _stretched_for(self, length: int, factor: float, trained: int) -> Tensor:
+        """Return the angles of dynamic scaling in a sequence of that length (emozilla, "dynamically scaled RoPE")."""
         if not self._of_length or self._of_length[0].shape[0] != length:
-            factor, trained = self._dynamic
             inv_freq = self._frequencies(self._stretch(factor * length / trained - (factor - 1)))
             self._of_length = (self._angles(paddle.arange(length), inv_freq),)
         return self._of_length[0]
 
-    def _angles(self, positions, inv_freq):
+    def _angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
         position = positions.astype("float32").unsqueeze(-1)
         if self.seq_len_interpolation_factor:
             position = position / self.seq_len_interpolation_factor

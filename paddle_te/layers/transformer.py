@@ -14,7 +14,7 @@ from paddle_te.layers.settings import LayerSettings, takes
 
 
 class FeedForward(Protocol):
-    """The half of a layer behind attention, x + ff(norm(x)): an nn.Layer, made from the layer's LayerSettings.
+    """Compute the half of a layer behind attention, x + ff(norm(x)): an nn.Layer, made of its LayerSettings.
 
     slot: what the layer calls it, which its parameters' names begin with.
     """
@@ -27,7 +27,7 @@ class FeedForward(Protocol):
 
 
 class TransformerLayer(nn.Layer):
-    """Decoder layer with attention (MHA or GQA) and a feed-forward, an MLP if no other is given.
+    """Compute a decoder layer: attention (MHA or GQA) and a feed-forward, an MLP if no other is given.
 
     Arguments: LayerSettings'. Raises ValueError for sizes that do not divide and for other names than these, and what
     the backend raises where it cannot run.

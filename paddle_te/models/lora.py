@@ -119,8 +119,8 @@ class DecoderLoRA:
     @property
     def base_precision(self) -> str | None:
         """Return the precision in which alone the frozen weights exist, in words; None for the model's own."""
-        layer, _ = next(iter(stored_weights(self.model).values()), (None, None))
-        return layer and layer.fp8.stored[0].scaling.words
+        found = next(iter(stored_weights(self.model).values()), None)
+        return None if found is None else found[0].fp8.stored[0].scaling.words
 
     def lora_layers(self) -> list[WithLoRA]:
         """Return the layers with LoRA."""

@@ -6,11 +6,18 @@ not chosen, and routing_map, bool [tokens, E], as Megatron-Core's. Experts' weig
 expert's are padded with zeros to a multiple of what its GEMMs need.
 """
 
-import importlib
-from functools import cache
-from typing import Any, NamedTuple, Protocol
+from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple, Protocol
+
+from paddle import Tensor
+
+from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops import BACKENDS
+from paddle_te.ops.interface import QuantizersOfTwo
 
 SMALL = 1e-20  # what sigmoids' sum is kept above, as in DeepSeek-V3
 
@@ -36,10 +43,10 @@ class ExpertWeights(NamedTuple):
     """The tensors of an experts' MLP: fc1_weight [E, fc1 rows, h], fc2_weight [E, h, f]; fc1_bias [E, fc1 rows] and
     fc2_bias [E, h], or None."""
 
-    fc1_weight: Any
-    fc2_weight: Any
-    fc1_bias: Any = None
-    fc2_bias: Any = None
+    fc1_weight: Tensor
+    fc2_weight: Tensor
+    fc1_bias: Tensor | None = None
+    fc2_bias: Tensor | None = None
 
 
 class MoEOps(Protocol):
@@ -51,33 +58,42 @@ class MoEOps(Protocol):
         bias: of the experts' GEMMs. capacity: experts take a number of tokens at most.
         """
 
-    def fork(self, x, count: int):
+    def fork(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
         """Return x `count` times, for as many that read it; backward adds their gradients up."""
 
-    def scaled_activate(self, x, scales, activation: str):
+    def scaled_activate(self, x: Tensor, scales: Tensor, activation: str) -> Tensor:
         """Return activate(x) times float32 scales [tokens]."""
 
-    def route(self, logits, routing: Routing, expert_bias=None):
+    def route(self, logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (probs, routing_map) of float32 logits [tokens, E].
 
         expert_bias: float32 [E], added to the scores by which experts are chosen, but not to the probabilities; with
         sigmoid only.
         """
 
-    def balance_loss(self, logits, routing: Routing):
+    def balance_loss(self, logits: Tensor, routing: Routing) -> Tensor:
         """Return E · Σ_e share_e · score_e, float32 [], which is 1 where the experts are in balance.
 
         share_e: expert e's share of the tokens · topk, score_e: the mean of its scores, a token's scores summing up to
         1. Neither bias nor groups count (Fedus et al., "Switch Transformers", 2021, equations 4 to 6).
         """
 
-    def limit_experts(self, probs, routing_map, capacity: int, policy: str):
+    def limit_experts(self, probs: Tensor, routing_map: Tensor, capacity: int, policy: str) -> tuple[Tensor, Tensor]:
         """Return (probs, routing_map) in which no expert has more than `capacity` tokens.
 
         policy: which tokens an expert keeps: "probs", those of the greatest probabilities, or "position", the first.
         """
 
-    def grouped_linear(self, x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_accumulation=False):
+    def grouped_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        counts: Sequence[int] | Tensor,
+        *,
+        bias: Tensor | None = None,
+        quantizers: GemmQuantizers | None = None,
+        fuse_wgrad_accumulation: bool = False,
+    ) -> Tensor:
         """Return [rows, out]: each expert's rows times its weightᵀ (+ its bias).
 
         counts: rows of each expert, ints or an int64 tensor [E], which sum up to x's rows. In fp8 they are multiples
@@ -86,18 +102,18 @@ class MoEOps(Protocol):
 
     def experts_mlp(
         self,
-        x,
-        probs,
-        routing_map,
+        x: Tensor,
+        probs: Tensor,
+        routing_map: Tensor,
         weights: ExpertWeights,
         *,
         topk: int,
-        residual=None,
+        residual: Tensor | None = None,
         activation: str = "swiglu",
         recompute_activation: bool = False,
-        quantizers=(None, None),
+        quantizers: QuantizersOfTwo = (None, None),
         fuse_wgrad_accumulation: bool = False,
-    ):
+    ) -> Tensor:
         """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token, [tokens, h].
 
         The probability multiplies the activation, so that nothing of h columns is kept for its gradient.
@@ -106,6 +122,6 @@ class MoEOps(Protocol):
 
 
 @cache
-def get_moe_ops(backend) -> MoEOps:
+def get_moe_ops(backend: str) -> MoEOps:
     """Return the module that implements `backend`, one of `ops.BACKENDS`."""
     return importlib.import_module(f"{BACKENDS[backend]}.moe")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paddle import Tensor
+
+if TYPE_CHECKING:
+    from paddle_te.ops.interface import Ranks
 
 
 class Norm(NamedTuple):
@@ -40,4 +43,4 @@ class QKNorm(NamedTuple):
     eps: float
     zero_centered_gamma: bool = False
     over_all: bool = False
-    ranks: Any = None
+    ranks: Ranks | None = None

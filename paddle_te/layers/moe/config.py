@@ -80,7 +80,7 @@ class MoEConfig(GemmSettings):
     layernorm_epsilon: float = 1e-5
     hidden_dropout: float = 0.0
     output_layer_init_method: nn.initializer.Initializer | None = None
-    recompute_modules: tuple = ()
+    recompute_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +96,7 @@ class MoEConfig(GemmSettings):
             raise ValueError(fault)
 
     def _faults(self) -> Iterator[str]:
-        """What does not fit together, each in a line that says what to do."""
+        """Yield what does not fit together, each in a line that says what to do."""
         experts, topk = self.num_moe_experts, self.moe_router_topk
         sigmoid = self.moe_router_score_function == "sigmoid"
         if self.sequence_parallel:
@@ -125,21 +125,23 @@ class MoEConfig(GemmSettings):
     def _faults_of_groups(self) -> Iterator[str]:
         groups, kept = self.moe_router_num_groups, self.moe_router_group_topk
         experts, topk = self.num_moe_experts, self.moe_router_topk
-        if (groups is None) != (kept is None):
+        if groups is None and kept is None:
+            return
+        if groups is None or kept is None:
             yield "moe_router_num_groups and moe_router_group_topk need each other"
-        elif groups is not None and (groups < 1 or experts % groups or not 1 <= kept <= groups or topk % kept):
+        elif groups < 1 or experts % groups or not 1 <= kept <= groups or topk % kept:
             yield (
                 f"moe_router_num_groups={groups}, moe_router_group_topk={kept}: the groups must divide the "
                 f"{experts} experts, and moe_router_group_topk, at most the number of groups, moe_router_topk, {topk}"
             )
-        elif groups is not None and topk > kept * (experts // groups):
+        elif topk > kept * (experts // groups):
             yield f"moe_router_topk={topk}: {kept} groups of {experts // groups} experts are not as many"
-        elif groups is not None and topk // kept > experts // groups:
+        elif topk // kept > experts // groups:
             yield f"moe_router_topk / moe_router_group_topk={topk // kept}: a group has {experts // groups} experts"
 
     @property
     def routing(self) -> Routing:
-        """The `ops.moe.Routing`."""
+        """Return the `ops.moe.Routing`."""
         return Routing(
             topk=self.moe_router_topk,
             score_function=self.moe_router_score_function,
@@ -150,7 +152,7 @@ class MoEConfig(GemmSettings):
         )
 
     def capacity(self, tokens: int) -> int | None:
-        """Tokens that an expert takes at most, None for all."""
+        """Return the tokens that an expert takes at most, None for all."""
         if self.moe_expert_capacity_factor is None:
             return None
         return math.ceil(tokens * self.moe_router_topk / self.num_moe_experts * self.moe_expert_capacity_factor)

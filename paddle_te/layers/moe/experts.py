@@ -1,39 +1,44 @@
 """GEMMs of experts: GroupedLinear, the experts' MLP, and the MLP that all tokens share."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 
-from paddle_te.fp8 import get_autocast_state
-from paddle_te.layers.linear import _Layer
+from paddle_te.fp8 import GemmQuantizers, get_autocast_state
+from paddle_te.layers.linear import _WithGemms
 from paddle_te.layers.moe.config import GroupedLinearSettings, MoEConfig
 from paddle_te.layers.settings import GemmSettings, takes
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.moe import ExpertWeights, get_moe_ops
+from paddle_te.ops.moe import ExpertWeights, MoEOps, get_moe_ops
 
 
-class _Grouped(_Layer):
-    """A layer whose weights are [experts, out, in]."""
+class _Grouped(_WithGemms):
+    """Hold weights that are [experts, out, in]."""
 
-    def __init__(self, settings: GemmSettings):
+    def __init__(self, settings: GemmSettings) -> None:
         if get_autocast_state().stored_for is not None:
             raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
         get_moe_ops(settings.backend).check_experts(getattr(settings, "activation", "swiglu"), settings.bias)
         super().__init__(settings)
 
     @property
-    def moe_ops(self):
-        """The backend's `ops.moe.MoEOps`."""
+    def moe_ops(self) -> MoEOps:
+        """Return the backend's `ops.moe.MoEOps`."""
         return get_moe_ops(self.backend)
 
-    def create_grouped_bias(self, experts, size):
-        """Zeros [experts, size]."""
+    def create_grouped_bias(self, experts: int, size: int) -> Tensor:
+        """Make zeros [experts, size]."""
         return self.create_parameter(
             [experts, size], dtype=self.params_dtype, default_initializer=paddle.nn.initializer.Constant(0.0)
         )
 
 
 class GroupedLinear(_Grouped):
-    """y = x · weightᵀ (+ bias) of each expert's rows, under Transformer Engine's name.
+    """Compute y = x · weightᵀ (+ bias) of each expert's rows, under Transformer Engine's name.
 
     Parameters: weight [num_gemms, out_features, in_features]; with `bias`, bias [num_gemms, out_features], zeros at
     first. Arguments: GroupedLinearSettings'.
@@ -42,29 +47,32 @@ class GroupedLinear(_Grouped):
     GEMM_WEIGHTS = ("weight",)
 
     @takes(GroupedLinearSettings)
-    def __init__(self, settings: GroupedLinearSettings):
+    def __init__(self, settings: GroupedLinearSettings) -> None:
         super().__init__(settings)
         self.fuse_wgrad_accumulation = settings.fuse_wgrad_accumulation
         experts, out = settings.num_gemms, settings.out_features
         self.create_weight("weight", [experts, out, settings.in_features], settings.init_method)
         self.bias = self.create_grouped_bias(experts, out) if settings.bias else None
 
-    def forward(self, x, m_splits, is_first_microbatch=None):
-        """[rows, in_features] -> [rows, out_features]. m_splits: rows of each expert, ints or int64 [num_gemms], in
-        fp8 multiples of 16, with block scaling of 128. is_first_microbatch: as TransformerLayer's."""
+    def forward(self, x: Tensor, m_splits: Sequence[int] | Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """Compute [rows, in_features] -> [rows, out_features].
+
+        m_splits: rows of each expert, ints or int64 [num_gemms], in fp8 multiples of 16, with block scaling of 128.
+        is_first_microbatch: as TransformerLayer's.
+        """
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         return self.moe_ops.grouped_linear(
             x,
             self.weight,
             m_splits,
             bias=self.bias,
-            quantizers=quantizers and quantizers[0],
+            quantizers=None if quantizers is None else quantizers[0],
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
         )
 
 
 class GroupedMLP(_Grouped):
-    """The experts of a MoELayer.
+    """Compute the experts of a MoELayer.
 
     Parameters: fc1_weight [E, fc1 rows, hidden_size], of a gated activation an expert's gate rows and then its up rows,
     fc2_weight [E, hidden_size, moe_ffn_hidden_size]; with `bias` fc1_bias [E, fc1 rows] and fc2_bias
@@ -74,7 +82,7 @@ class GroupedMLP(_Grouped):
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
     @takes(MoEConfig)
-    def __init__(self, config: MoEConfig):
+    def __init__(self, config: MoEConfig) -> None:
         super().__init__(config)
         self.config = config
         experts, hidden, ffn = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
@@ -85,9 +93,20 @@ class GroupedMLP(_Grouped):
         self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
         self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
 
-    def forward(self, x, probs, routing_map, residual=None, is_first_microbatch=None):
-        """[tokens, hidden_size] -> the same shape; probs and routing_map: a router's. residual: is added."""
+    def forward(
+        self,
+        x: Tensor,
+        probs: Tensor,
+        routing_map: Tensor,
+        residual: Tensor | None = None,
+        is_first_microbatch: bool | None = None,
+    ) -> Tensor:
+        """Compute [tokens, hidden_size] -> the same shape.
+
+        probs and routing_map: a router's. residual: is added.
+        """
         config = self.config
+        first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
         return self.moe_ops.experts_mlp(
             x,
             probs,
@@ -97,13 +116,13 @@ class GroupedMLP(_Grouped):
             residual=residual,
             activation=config.activation,
             recompute_activation="moe_act" in config.recompute_modules,
-            quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
+            quantizers=(first, second),
             fuse_wgrad_accumulation=config.fuse_wgrad_accumulation,
         )
 
 
-class SharedExpertMLP(_Layer):
-    """The MLP of all tokens beside the experts.
+class SharedExpertMLP(_WithGemms):
+    """Compute the MLP of all tokens beside the experts.
 
     Parameters: fc1_weight, fc2_weight, with biases fc1_bias and fc2_bias, as LayerNormMLP's; with
     moe_shared_expert_gate gate_weight [1, hidden_size]. Arguments: MoEConfig's.
@@ -112,10 +131,12 @@ class SharedExpertMLP(_Layer):
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
     @takes(MoEConfig)
-    def __init__(self, config: MoEConfig):
+    def __init__(self, config: MoEConfig) -> None:
         super().__init__(config)
         self.config = config
         hidden, ffn = config.hidden_size, config.moe_shared_expert_intermediate_size
+        if ffn is None:
+            raise ValueError("SharedExpertMLP needs moe_shared_expert_intermediate_size")
         rows = FC1_WIDTHS[config.activation] * ffn
         self.create_weight("fc1_weight", [rows, hidden], config.init_method)
         self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method)
@@ -123,28 +144,32 @@ class SharedExpertMLP(_Layer):
         self.fc2_bias = self.create_bias(hidden) if config.bias else None
         self.gate_weight = self._create_gate() if config.moe_shared_expert_gate else None
 
-    def _create_gate(self):
+    def _create_gate(self) -> Tensor:
         initializer = self.config.init_method or paddle.nn.initializer.Normal(0.0, 0.02)
         shape = [1, self.config.hidden_size]
         return self.create_parameter(shape, dtype=self.params_dtype, default_initializer=initializer)
 
-    def forward(self, x, residual=None, is_first_microbatch=None):
-        """[tokens, hidden_size] -> the same shape. residual: is added."""
+    def forward(self, x: Tensor, residual: Tensor | None = None, is_first_microbatch: bool | None = None) -> Tensor:
+        """Compute [tokens, hidden_size] -> the same shape; residual: is added."""
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
         moe_ops, activation = get_moe_ops(self.backend), self.config.activation
         if self.gate_weight is None:
             act = self.ops.activate(self._linear(x, "fc1", quantizers[0]), activation)
         else:
             x, of_gate = moe_ops.fork(x, 2)
-            act = moe_ops.scaled_activate(self._linear(x, "fc1", quantizers[0]), self._gate(of_gate), activation)
+            act = moe_ops.scaled_activate(
+                self._linear(x, "fc1", quantizers[0]), self._gate(of_gate, self.gate_weight), activation
+            )
         return self._linear(act, "fc2", quantizers[1], residual)
 
-    def _gate(self, x):
-        """float32 [tokens]."""
-        x, weight = x.astype("float32"), self.gate_weight.astype("float32")
-        return F.sigmoid(paddle.matmul(x, weight, transpose_y=True)).squeeze(1)
+    def _gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the gate of each token, float32 [tokens]."""
+        product = paddle.matmul(x.astype("float32"), weight.astype("float32"), transpose_y=True)
+        return F.sigmoid(product).squeeze(1)
 
-    def _linear(self, x, name, quantizers, residual=None):
+    def _linear(
+        self, x: Tensor, name: str, quantizers: GemmQuantizers | None, residual: Tensor | None = None
+    ) -> Tensor:
         parameters = self._parameters
         return self.ops.linear(
             x,

@@ -1,7 +1,11 @@
 """MoELayer: the feed-forward half of a decoder layer, of experts."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
+
+from paddle import Tensor
 
 from paddle_te.distributed import recompute
 from paddle_te.fp8 import bind_model
@@ -15,7 +19,7 @@ from paddle_te.ops.norms import Norm
 
 
 class MoELayer(_Layer):
-    """y = x + dropout(experts(norm(x)) (+ shared_experts(norm(x)))), the residual included.
+    """Compute y = x + dropout(experts(norm(x)) (+ shared_experts(norm(x)))), the residual included.
 
     Parameters: ln_weight [hidden_size], LayerNorm's ln_bias, router.weight, the buffer router.expert_bias,
     experts.{fc1_weight, fc2_weight}, shared_experts.{fc1_weight, fc2_weight, gate_weight}; see TopKRouter, GroupedMLP
@@ -25,33 +29,36 @@ class MoELayer(_Layer):
     slot = "moe_layer"  # its name in a TransformerLayer
 
     @classmethod
-    def in_layer(cls, **options: Any) -> Callable[[LayerSettings], "MoELayer"]:
+    def in_layer(cls, **options: Any) -> Callable[[LayerSettings], MoELayer]:
         """Return what a TransformerLayer takes as feed_forward. options: MoEConfig's; see `config.of_layer`."""
         return lambda settings: cls.of(of_layer(settings, **options))
 
     @takes(MoEConfig)
-    def __init__(self, config: MoEConfig):
+    def __init__(self, config: MoEConfig) -> None:
         super().__init__(config)
         self.config = config
         self.dropout_in_training = config.hidden_dropout
         self.ln_weight, self.ln_bias = self.create_norm(
             config.hidden_size, config.normalization, config.zero_centered_gamma
         )
-        self.router, self.experts = TopKRouter(config), GroupedMLP(config)
+        self.router, self.experts = TopKRouter.of(config), GroupedMLP.of(config)
         if config.moe_shared_expert_intermediate_size:
-            self.shared_experts = SharedExpertMLP(config)
+            self.shared_experts = SharedExpertMLP.of(config)
         bind_model(self)
 
-    def forward(self, x, is_first_microbatch=None):
-        """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """Compute [..., hidden_size] -> the same shape and dtype.
 
-        def whole(x):
+        is_first_microbatch: as TransformerLayer's.
+        """
+
+        def whole(x: Tensor) -> Tensor:
             return self._forward(x, is_first_microbatch)
 
         again = "moe" in self.config.recompute_modules and self.training and not x.stop_gradient
         return recompute(whole, x) if again else whole(x)
 
-    def _forward(self, x, is_first_microbatch):
+    def _forward(self, x: Tensor, is_first_microbatch: bool | None) -> Tensor:
         config, layers, fork = self.config, self._sub_layers, self.router.moe_ops.fork
         inputs, residual = fork(x, 2)
         norm = Norm(self.ln_weight, config.layernorm_epsilon, self.ln_bias, config.zero_centered_gamma)

@@ -1,33 +1,36 @@
 """TopKRouter: which experts a token gets, and with which probabilities."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import paddle
 import paddle.distributed as dist
-from paddle import nn
+from paddle import Tensor, nn
+from paddle.distributed.communication.group import Group
 
 from paddle_te.layers.linear import BackendLayer
 from paddle_te.layers.moe.auxiliary import MoEAuxLossAutoScaler
 from paddle_te.layers.moe.config import MoEConfig
 from paddle_te.layers.settings import takes
-from paddle_te.ops.moe import get_moe_ops
+from paddle_te.ops.moe import MoEOps, get_moe_ops
 
 
 class RouterStatistics(NamedTuple):
-    """What a router's last forward saw: tensors, for which nobody has waited.
+    """Hold what a router's last forward saw: tensors, for which nobody has waited.
 
     tokens_per_expert: float32 [E], before any are dropped. dropped: float32 [], pairs of a token and an expert.
     aux_loss, z_loss: float32 [], with their coefficients; None without such a loss.
     """
 
-    tokens_per_expert: Any
-    dropped: Any
-    aux_loss: Any = None
-    z_loss: Any = None
+    tokens_per_expert: Tensor
+    dropped: Tensor
+    aux_loss: Tensor | None = None
+    z_loss: Tensor | None = None
 
 
 class TopKRouter(BackendLayer):
-    """Megatron-Core's router, in float32: x -> (probs, routing_map), see `ops.moe`.
+    """Route as Megatron-Core's router, in float32: x -> (probs, routing_map), see `ops.moe`.
 
     Parameters: weight [num_moe_experts, hidden_size]. With moe_router_enable_expert_bias the buffer expert_bias,
     float32 [num_moe_experts], which gets no gradient but `update_expert_bias`.
@@ -36,10 +39,11 @@ class TopKRouter(BackendLayer):
     """
 
     @takes(MoEConfig)
-    def __init__(self, config: MoEConfig):
+    def __init__(self, config: MoEConfig) -> None:
         super().__init__(config.backend)
         self.moe_ops.check_experts(config.activation, config.bias, config.moe_expert_capacity_factor is not None)
-        self.config, self.routing, self.statistics = config, config.routing, None
+        self.config, self.routing = config, config.routing
+        self.statistics: RouterStatistics | None = None
         self.weight = self.create_parameter(
             [config.num_moe_experts, config.hidden_size],
             dtype=config.params_dtype or paddle.get_default_dtype(),
@@ -47,16 +51,16 @@ class TopKRouter(BackendLayer):
         )
         zeros = lambda: paddle.zeros([config.num_moe_experts], "float32")  # noqa: E731
         has_bias = config.moe_router_enable_expert_bias
-        self.register_buffer("expert_bias", zeros() if has_bias else None)
-        self.register_buffer("_tokens", zeros() if has_bias else None, persistable=False)
+        self.register_buffer("expert_bias", zeros() if has_bias else None)  # type: ignore[arg-type]  # Paddle takes None
+        self.register_buffer("_tokens", zeros() if has_bias else None, persistable=False)  # type: ignore[arg-type]  # so
 
     @property
-    def moe_ops(self):
-        """The backend's `ops.moe.MoEOps`."""
+    def moe_ops(self) -> MoEOps:
+        """Return the backend's `ops.moe.MoEOps`."""
         return get_moe_ops(self.backend)
 
-    def forward(self, x):
-        """[..., hidden_size] -> (probs, float32 [tokens, E], routing_map, bool [tokens, E])."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Route [..., hidden_size] -> (probs, float32 [tokens, E], routing_map, bool [tokens, E])."""
         logits = self.logits(x)
         if self.config.moe_router_force_load_balancing:
             logits = _balanced(logits, self.routing.topk)
@@ -74,14 +78,14 @@ class TopKRouter(BackendLayer):
         self.statistics = RouterStatistics(tokens, dropped, *losses)
         return probs, routing_map
 
-    def logits(self, x):
-        """float32 [tokens, E]."""
+    def logits(self, x: Tensor) -> Tensor:
+        """Return float32 [tokens, E]."""
         x = x.reshape([-1, x.shape[-1]]).astype("float32")
         # transposed by the GEMM: a weight used through .T had its gradient copied as if it were contiguous
         return paddle.matmul(x, self.weight.astype("float32"), transpose_y=True)
 
-    def _losses(self, logits):
-        """(auxiliary loss, z-loss), with their coefficients; None where there is none, as in evaluation."""
+    def _losses(self, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return (auxiliary loss, z-loss), with their coefficients; None where there is none, as in evaluation."""
         config, aux_loss, z_loss = self.config, None, None
         if self.training and config.moe_router_load_balancing_type == "aux_loss" and config.moe_aux_loss_coeff:
             aux_loss = self.moe_ops.balance_loss(logits, self.routing) * config.moe_aux_loss_coeff
@@ -89,16 +93,19 @@ class TopKRouter(BackendLayer):
             z_loss = paddle.logsumexp(logits, -1).square().mean() * config.moe_z_loss_coeff
         return aux_loss, z_loss
 
-    def _limited(self, probs, routing_map):
+    def _limited(self, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor]:
         capacity = self.config.capacity(len(probs))
         if capacity is None:
             return probs, routing_map
         return self.moe_ops.limit_experts(probs, routing_map, capacity, self.config.moe_token_drop_policy)
 
     @paddle.no_grad()
-    def update_expert_bias(self, group=None):
-        """Move the bias of each expert by moe_router_bias_update_rate, up where it had less than the mean of the
-        tokens since the last update, and down where it had more; see the function of that name."""
+    def update_expert_bias(self, group: Group | None = None) -> None:
+        """Move the bias of each expert by moe_router_bias_update_rate.
+
+        Up where it had less than the mean of the tokens since the last update, and down where it had more; see the
+        function of that name.
+        """
         tokens = self._tokens
         if group is not None:
             dist.all_reduce(tokens, group=group)
@@ -107,7 +114,7 @@ class TopKRouter(BackendLayer):
         tokens.zero_()
 
 
-def update_expert_bias(model, group=None):
+def update_expert_bias(model: nn.Layer, group: Group | None = None) -> None:
     """Update the expert_bias of all routers in a model (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024).
 
     Call it once a step, after its last backward. group: the ranks that each saw some of the step's tokens.
@@ -117,8 +124,8 @@ def update_expert_bias(model, group=None):
             layer.update_expert_bias(group)
 
 
-def _balanced(logits, topk):
-    """Logits by which token t gets the experts from t · topk on, whose gradient is that of the logits."""
+def _balanced(logits: Tensor, topk: int) -> Tensor:
+    """Return logits by which token t gets the experts from t · topk on, whose gradient is that of the logits."""
     tokens, experts = logits.shape
     first = (paddle.arange(tokens) * topk).unsqueeze(1)
     forced = -((paddle.arange(experts).unsqueeze(0) - first) % experts).astype("float32") / experts

@@ -15,6 +15,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from paddle_te.fp8 import has_fp8_backward
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.native import qk_norm as native_norm
 from paddle_te.native.rotation_cast import Float8Heads, rotation_cast
@@ -23,7 +24,7 @@ from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te import autograd, kernel_choice, runtime
-from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
+from paddle_te.ops.te.float8_attention import Float8Attention, deterministic
 from paddle_te.ops.te.recording import Op, Placeholder
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, INT64, check_tensor, dense, dtype_code, needs_grad
 

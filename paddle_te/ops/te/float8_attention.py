@@ -196,8 +196,3 @@ def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True
             "fp8_dpa with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0: cuDNN {}.{} has no deterministic backward in fp8, 9.19 "
             "has; update it, or set fp8_dpa_bwd to false".format(*cudnn_version())
         )
-
-
-def has_fp8_backward(quantizers):
-    """Whether attention with these quantizers, None for 16 bits, is in fp8 in backward too."""
-    return quantizers is not None and quantizers[0].forward_pass.recipe.fp8_dpa_bwd

@@ -65,3 +65,8 @@ def test_one_factor_for_all_positions(kind):
     }[kind]
     got = rope(rope_type=kind, factor=4.0).at(paddle.to_tensor(positions))
     np.testing.assert_allclose(got.numpy(), angles(frequency, positions), rtol=2e-6)
+
+
+def test_dynamic_needs_to_know_the_trained_length():
+    with pytest.raises(ValueError, match="dynamic needs rope_scaling's factor and max_position_embeddings"):
+        RotaryPositionEmbedding(DIM, BASE, rope_scaling={"rope_type": "dynamic", "factor": 3.0})
