@@ -45,8 +45,8 @@ __all__ = [
 
 
 def check(fp8: bool = False) -> None:
-    """Runs wherever Paddle does; fp8 is emulated."""
+    """Raise nothing: it runs wherever Paddle does; fp8 is emulated."""
 
 
 def check_block_scaling() -> None:
-    """Emulated wherever Paddle runs."""
+    """Raise nothing: it is emulated wherever Paddle runs."""

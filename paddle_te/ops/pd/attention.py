@@ -10,25 +10,25 @@ from paddle_te.fp8.emulation import emulated_fp8_attention
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
-from paddle_te.ops.norms import Norm
+from paddle_te.ops.norms import Norm, QKNorm
 from paddle_te.ops.pd.linear import normalize
 
 
-def _rotate(x, angles, interleaved):
-    """x [b, s, heads, d] in float32 with its first numbers rotated; angles: [b or 1, s, 1, numbers], halves alike."""
+def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first numbers of x [b, s, heads, d], in float32; angles: [b or 1, s, 1, numbers], halves alike."""
     width = angles.shape[-1]
     angles = angles[..., : width // 2]
     x, kept = x[..., :width].astype("float32"), x[..., width:].astype("float32")
     pairs = x.reshape([*x.shape[:-1], *((-1, 2) if interleaved else (2, -1))])
     first, second = pairs.unbind(-1 if interleaved else -2)
     cos, sin = angles.cos(), angles.sin()
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    turned = paddle.stack(turned, -1 if interleaved else -2).reshape(x.shape)
+    halves = [first * cos - second * sin, second * cos + first * sin]
+    turned = paddle.stack(halves, -1 if interleaved else -2).reshape(x.shape)
     return turned if not kept.shape[-1] else paddle.concat([turned, kept], -1)
 
 
 def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits the fused projection into heads, norms and rotates q and k, in float32: see `ops.interface`."""
+    """Split the fused projection into heads, norm and rotate q and k, in float32: see `ops.interface`."""
     num_heads, num_kv_heads, qk_norm, interleaved = heads
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
@@ -38,11 +38,12 @@ def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor,
     if freqs is None:
         return q, k, v
     angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
-    return tuple(_rotate(t, angles, interleaved).astype(t.dtype) for t in (q, k)) + (v,)
+    q, k = (_rotate(t, angles, interleaved).astype(t.dtype) for t in (q, k))
+    return q, k, v
 
 
-def _normed(x, weight, norm):
-    """q or k [b, s, heads, d] normed by a QKNorm."""
+def _normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
+    """Norm q or k [b, s, heads, d] by a QKNorm."""
     if not norm.over_all:
         return normalize(x, Norm(weight, norm.eps, zero_centered_gamma=norm.zero_centered_gamma))
     z = x.astype("float32").flatten(2)
@@ -63,7 +64,7 @@ def dot_product_attention(
     cu_seqlens: Tensor | None = None,
     quantizers: AttentionQuantizers | None = None,
 ) -> Tensor:
-    """See `ops.interface`. The softmax is float32; fp8 is emulated.
+    """Attend: see `ops.interface`. The softmax is float32; fp8 is emulated.
 
     Raises ValueError for cu_seqlens that do not cover all tokens.
     """
@@ -91,21 +92,21 @@ def dot_product_attention(
     return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
 
 
-def _attend_in_documents(q, k, v, cu_seqlens, scores):
-    """Attention of each document alone, one after another."""
+def _attend_in_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scores: Scores) -> Tensor:
+    """Attend in each document alone, one after another."""
     check_cu_seqlens(cu_seqlens)
-    (b, s), ends = q.shape[:2], cu_seqlens.tolist()
+    (b, s), ends = q.shape[:2], cu_seqlens.numpy().tolist()
     lengths = [end - start for start, end in zip(ends, ends[1:], strict=False)]
     if ends[0] != 0 or ends[-1] != b * s or min(lengths) < 0:
         raise ValueError(f"cu_seqlens must rise from 0 to {b * s}, the number of tokens: {ends}")
     lengths = [length for length in lengths if length]
-    documents = zip(*[t.reshape([1, b * s, *t.shape[2:]]).split(lengths, 1) for t in (q, k, v)], strict=True)
-    outputs = [dot_product_attention(*document, scores) for document in documents]
+    of_each = [t.reshape([1, b * s, *t.shape[2:]]).split(lengths, 1) for t in (q, k, v)]
+    outputs = [dot_product_attention(q, k, v, scores) for q, k, v in zip(*of_each, strict=True)]
     return paddle.concat(outputs, 1).reshape([b, s, -1])
 
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """(softmax(q·kᵀ·scale)·v, the logarithm of the sum of the scores' exponentials): see `ops`. In float32."""
+    """Return (softmax(q·kᵀ·scale)·v, the logarithm of the sum of the scores' exponentials), in float32 inside."""
     q_heads, k_heads, v_heads = (_per_head(tensor, q.shape[2]) for tensor in (q, k, v))
     scores = _scores(q_heads, k_heads, scale, causal)
     lse = scores.logsumexp(-1, keepdim=True)
@@ -115,33 +116,30 @@ def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal:
 def attention_with_lse_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the formulas of Dao et al., 2022 (arXiv 2205.14135), algorithm 4. In float32."""
+    """Return (dq, dk, dv), by Dao et al., 2022 (arXiv 2205.14135), algorithm 4, in float32 inside."""
     q_heads, k_heads, v_heads, out, dout = (_per_head(tensor, q.shape[2]) for tensor in (q, k, v, out, dout))
     p = (_scores(q_heads, k_heads, scale, causal) - lse).exp()
     ds = p * (paddle.matmul(dout, v_heads, transpose_y=True) - (dout * out).sum(-1, keepdim=True)) * scale
-    gradients = (
-        paddle.matmul(ds, k_heads),
-        paddle.matmul(ds, q_heads, transpose_x=True),
-        paddle.matmul(p, dout, transpose_x=True),
-    )
-    return tuple(_per_token(gradient, tensor) for gradient, tensor in zip(gradients, (q, k, v), strict=True))
+    dq = _per_token(paddle.matmul(ds, k_heads), q)
+    dk = _per_token(paddle.matmul(ds, q_heads, transpose_x=True), k)
+    return dq, dk, _per_token(paddle.matmul(p, dout, transpose_x=True), v)
 
 
-def _per_head(x, heads):
-    """float32 [b, heads, s, d] of [b, s, h, d], whose heads are repeated."""
+def _per_head(x: Tensor, heads: int) -> Tensor:
+    """Return [b, s, h, d] as float32 [b, heads, s, d], the heads repeated."""
     b, s, h, d = x.shape
     x = x.astype("float32").transpose([0, 2, 1, 3])
     return x if h == heads else x.unsqueeze(2).expand([b, h, heads // h, s, d]).flatten(1, 2)
 
 
-def _per_token(gradient, like):
-    """The way back: summed over the heads that are the same, with the shape and dtype of another tensor."""
+def _per_token(gradient: Tensor, like: Tensor) -> Tensor:
+    """Undo `_per_head`: summed over the heads that are the same, with the shape and dtype of another tensor."""
     b, s, h, d = like.shape
     return gradient.reshape([b, h, -1, s, d]).sum(2).transpose([0, 2, 1, 3]).astype(like.dtype)
 
 
-def _scores(q, k, scale, causal):
-    """[b, h, s, keys]."""
+def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
+    """Return [b, h, s, keys]."""
     scores = paddle.matmul(q, k, transpose_y=True) * scale
     return scores + paddle.triu(paddle.full(scores.shape[2:], -float("inf")), diagonal=1) if causal else scores
 
@@ -155,17 +153,17 @@ def rotary_attention(
     cu_seqlens: Tensor | None = None,
     quantizers: AttentionQuantizers | None = None,
 ) -> Tensor:
-    """dot_product_attention(*rotary_qkv(qkv, …), …)."""
+    """Return dot_product_attention(*rotary_qkv(qkv, …), …)."""
     return dot_product_attention(*rotary_qkv(qkv, freqs, heads), scores, cu_seqlens=cu_seqlens, quantizers=quantizers)
 
 
 def check_attention(head_dim: int, window: int, masked: bool, dropout: float) -> None:
-    """There is all of it here."""
+    """Raise nothing: there is all of it here."""
 
 
 def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True) -> None:
-    """The emulation takes all."""
+    """Raise nothing: the emulation takes all."""
 
 
 def check_packed_attention() -> None:
-    """Documents are computed one by one, which all devices can."""
+    """Raise nothing: documents are computed one by one, which all devices can."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
@@ -19,7 +21,7 @@ from paddle_te.ops.norms import Norm
 
 
 def normalize(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
-    """See `ops.interface`."""
+    """Norm x over its last axis: see `ops.interface`."""
     # in float32 astype would give x itself; a cast has a gradient of its own, so that with recompute the gradients of x
     # are added in the same order as without
     z = paddle.cast(x, "float32")
@@ -31,12 +33,12 @@ def normalize(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
     return y if residual is None else residual + y
 
 
-def _gelu(x):
+def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate=True)
 
 
-def _gated(function):
-    def activate(x):
+def _gated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def activate(x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
         return function(gate) * up
 
@@ -47,18 +49,18 @@ _ACTIVATIONS = {"swiglu": _gated(F.silu), "geglu": _gated(_gelu), "gelu": _gelu,
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
+    """Activate x by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
     return _ACTIVATIONS[activation](x)
 
 
-def _gemm(x, weight, quantizers, transpose_y=True):
+def _gemm(x: Tensor, weight: Tensor, quantizers: GemmQuantizers | None, transpose_y: bool = True) -> Tensor:
     if quantizers is None:
         return paddle.matmul(x, weight, transpose_y=transpose_y)
     return emulated_fp8_linear(x, weight, quantizers, transpose_y)
 
 
-def _again(function, x, recompute):
-    """function(x), or with `recompute` the same computed again in backward. Nothing in it is random.
+def _again(function: Callable[[Tensor], Tensor], x: Tensor, recompute: bool) -> Tensor:
+    """Return function(x), or with `recompute` the same computed again in backward; nothing in it is random.
 
     Autograd keeps what a GEMM reads: to keep it out of memory the GEMM must be computed again as well.
     """
@@ -68,17 +70,19 @@ def _again(function, x, recompute):
 
 
 class _OfStored(PyLayer):
-    """function(x), one tensor or several, whose backward computes it again from what MXFP8 keeps of x."""
+    """Return function(x), one tensor or several; backward computes it again from what MXFP8 keeps of x."""
 
     @staticmethod
-    def forward(ctx, function, x):
+    def forward(
+        ctx: Any, function: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]], x: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         ctx.function = function
         ctx.save_for_backward(rounded_to_mxfp8(x))
         with paddle.no_grad():
             return function(x)
 
     @staticmethod
-    def backward(ctx, *dy):
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
         (x,) = ctx.saved_tensor()
         x = x.detach()
         x.stop_gradient = False
@@ -88,17 +92,31 @@ class _OfStored(PyLayer):
         return x.grad
 
 
-def _check_fusion(fuse_wgrad_accumulation):
+def _check_fusion(fuse_wgrad_accumulation: bool) -> None:
     if fuse_wgrad_accumulation:
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
 
 
-def _column(x, weight, tp, quantizers, transpose_y=True, bias=None):
+def _column(
+    x: Tensor,
+    weight: Tensor,
+    tp: Ranks | None,
+    quantizers: GemmQuantizers | None,
+    transpose_y: bool = True,
+    bias: Tensor | None = None,
+) -> Tensor:
     y = _gemm(x if tp is None else tp.enter(x), weight, quantizers, transpose_y)
     return y if bias is None else y + bias
 
 
-def _row(x, weight, tp, quantizers, transpose_y=True, bias=None):
+def _row(
+    x: Tensor,
+    weight: Tensor,
+    tp: Ranks | None,
+    quantizers: GemmQuantizers | None,
+    transpose_y: bool = True,
+    bias: Tensor | None = None,
+) -> Tensor:
     y = _gemm(x, weight, quantizers, transpose_y)
     if tp is not None:
         y = tp.leave(y)
@@ -107,12 +125,12 @@ def _row(x, weight, tp, quantizers, transpose_y=True, bias=None):
     return y if bias is None else y + bias
 
 
-def _joined(tensors, axis):
+def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, axis)
 
 
-def _low_rank_product(x, low_rank, parallel_mode, tp):
-    """A LowRankUpdate's scaling · x · A · B, of its parts side by side, zeros for parts without.
+def _low_rank_product(x: Tensor, low_rank: LowRankUpdate, parallel_mode: str | None, tp: Ranks | None) -> Tensor:
+    """Return a LowRankUpdate's scaling · x · A · B, of its parts side by side, zeros for parts without.
 
     The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them.
     """
@@ -121,22 +139,22 @@ def _low_rank_product(x, low_rank, parallel_mode, tp):
     )
 
 
-def _low_rank_input(x, low_rank):
-    """x · A, of this rank."""
+def _low_rank_input(x: Tensor, low_rank: LowRankUpdate) -> Tensor:
+    """Return x · A, of this rank."""
     return paddle.matmul(x, _joined([a for a in low_rank.a if a is not None], -1))
 
 
-def _low_rank_output(z, low_rank, parallel_mode, tp):
-    """What B makes of it."""
+def _low_rank_output(z: Tensor, low_rank: LowRankUpdate, parallel_mode: str | None, tp: Ranks | None) -> Tensor:
+    """Return what B makes of it."""
     if tp is not None:
         z = tp.enter(z) if parallel_mode == "column" else tp.leave(z)
     return paddle.matmul(z * low_rank.scaling, _diagonal(low_rank))
 
 
-def _diagonal(low_rank):
-    """[sum of r, sum of the parts' sizes]: each B in rows of its own, in its part's columns."""
+def _diagonal(low_rank: LowRankUpdate) -> Tensor:
+    """Return [sum of r, sum of the parts' sizes]: each B in rows of its own, in its part's columns."""
 
-    def row(part, b):
+    def row(part: int, b: Tensor) -> Tensor:
         columns = enumerate(low_rank.sizes)
         return _joined([b if i == part else paddle.zeros([b.shape[0], size], b.dtype) for i, size in columns], -1)
 
@@ -156,15 +174,24 @@ def linear(
     transpose_y: bool = True,
     low_rank: LowRankUpdate | None = None,
 ) -> Tensor:
-    """See `ops.interface`."""
+    """Multiply x with a weight: see `ops.interface`."""
     _check_fusion(fuse_wgrad_accumulation)
     tp = None if parallel_mode is None else tp
     y = _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y)
     return y if residual is None else y + residual
 
 
-def _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y=True):
-    """x through a GEMM, with the product of a LowRankUpdate, or None, beside it."""
+def _adapted(
+    x: Tensor,
+    weight: Tensor,
+    parallel_mode: str | None,
+    tp: Ranks | None,
+    quantizers: GemmQuantizers | None,
+    bias: Tensor | None,
+    low_rank: LowRankUpdate | None,
+    transpose_y: bool = True,
+) -> Tensor:
+    """Pass x through a GEMM, with the product of a LowRankUpdate, or None, beside it."""
     gemm = _row if parallel_mode == "row" else _column
     y = gemm(x, weight, tp, quantizers, transpose_y, bias)
     return y if low_rank is None else y + _low_rank_product(x, low_rank, parallel_mode, tp)
@@ -181,13 +208,21 @@ def layernorm_linear(
     fuse_wgrad_accumulation: bool = False,
     low_rank: LowRankUpdate | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `ops.interface`."""
+    """Norm x and multiply it with a weight: see `ops.interface`."""
     _check_fusion(fuse_wgrad_accumulation)
     return _normed_column(x, norm, weight, tp, quantizers, bias, low_rank), x
 
 
-def _normed_column(x, norm, weight, tp, quantizers, bias, low_rank):
-    def function(x):
+def _normed_column(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    tp: Ranks | None,
+    quantizers: GemmQuantizers | None,
+    bias: Tensor | None,
+    low_rank: LowRankUpdate | None,
+) -> Tensor:
+    def function(x: Tensor) -> Tensor:
         z = x if norm is None else normalize(x, norm)
         return _adapted(z, weight, "column", tp, quantizers, bias, low_rank)
 
@@ -212,20 +247,22 @@ def layernorm_mlp(
     fuse_wgrad_accumulation: bool = False,
     low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `ops.interface`."""
+    """Compute an MLP behind a norm: see `ops.interface`."""
     _check_fusion(fuse_wgrad_accumulation)
 
-    def fc2(act):
+    def fc2(act: Tensor) -> Tensor:
         return _adapted(act, fc2_weight, "row", tp, quantizers[1], fc2_bias, low_rank[1])
 
-    def second_half(hidden):
+    def second_half(hidden: Tensor) -> Tensor:
         return fc2(activate(hidden, activation))
 
-    def of_stored(hidden):
+    def of_stored(hidden: Tensor) -> Tensor:
         if recompute != "mlp_act":
             return fc2(_OfStored.apply(lambda hidden: activate(hidden, activation), hidden))
 
-        def both_products(hidden):  # x · A is kept: B's gradient is that of forward's numbers
+        def both_products(
+            hidden: Tensor,
+        ) -> Tensor | tuple[Tensor, Tensor]:  # x · A is kept: B's gradient is that of forward's numbers
             act = activate(hidden, activation)
             y = _row(act, fc2_weight, tp, quantizers[1], bias=fc2_bias)
             return y if low_rank[1] is None else (y, _low_rank_input(act, low_rank[1]))
@@ -233,7 +270,7 @@ def layernorm_mlp(
         out = _OfStored.apply(both_products, hidden)
         return out if low_rank[1] is None else out[0] + _low_rank_output(out[1], low_rank[1], "row", tp)
 
-    def both_halves(x):
+    def both_halves(x: Tensor) -> Tensor:
         hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias, low_rank[0])
         if stores and not hidden.stop_gradient and paddle.is_grad_enabled():
             return of_stored(hidden)
@@ -245,14 +282,14 @@ def layernorm_mlp(
     return x + y if add_residual else (y, x)
 
 
-def _in_chunks(function, x, rows):
-    """function(x) of so many rows of x at a time, each computed again in backward."""
+def _in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
+    """Return function(x) of so many rows of x at a time, each computed again in backward."""
     tokens = x.reshape([-1, x.shape[-1]])
     chunks = [tokens[first : first + count] for first, count in ranges(tokens.shape[0], rows)]
     return paddle.concat([_again(function, chunk, True) for chunk in chunks]).reshape(x.shape)
 
 
 def accumulate_wgrad(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
-    """xᵀ · dy in float32, added to `out` (in place) where that is given."""
+    """Return xᵀ · dy in float32, added to `out` (in place) where that is given."""
     product = paddle.matmul(x, dy, transpose_x=True).astype("float32")
     return product if out is None else out.add_(product)

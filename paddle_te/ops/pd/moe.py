@@ -3,11 +3,15 @@
 Interface, shapes and dtypes: `paddle_te.ops.moe`.
 """
 
+from __future__ import annotations
+
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
-from paddle_te.ops.moe import SMALL
+from paddle_te.ops.interface import QuantizersOfTwo
+from paddle_te.ops.moe import SMALL, ExpertWeights, Routing
 from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
 from paddle_te.ops.pd.linear import activate
 
@@ -23,58 +27,59 @@ __all__ = [
 ]
 
 
-def check_experts(activation="swiglu", bias=False, capacity=False):
-    """Runs wherever Paddle does; fp8 is emulated."""
+def check_experts(activation: str = "swiglu", bias: bool = False, capacity: bool = False) -> None:
+    """Raise nothing: it runs wherever Paddle does; fp8 is emulated."""
 
 
-def fork(x, count):
-    """Autograd adds the gradients up."""
+def fork(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return x `count` times; autograd adds the gradients up."""
     return (x,) * count
 
 
-def scaled_activate(x, scales, activation):
-    """In float32, rounded once."""
+def scaled_activate(x: Tensor, scales: Tensor, activation: str) -> Tensor:
+    """Return activate(x) times scales, in float32, rounded once."""
     return (activate(x, activation).astype("float32") * scales.unsqueeze(1)).astype(x.dtype)
 
 
-def route(logits, routing, expert_bias=None):
-    """(probs, routing_map) of float32 logits [tokens, E]."""
+def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return (probs, routing_map) of float32 logits [tokens, E]."""
     scores = _scores(logits, routing)
     choice = scores.detach() if expert_bias is None else scores.detach() + expert_bias
     routing_map = _chosen(choice, routing)
     return _probabilities(scores, routing_map, routing) * routing.scaling_factor, routing_map
 
 
-def _scores(logits, routing):
-    """What experts are chosen by."""
+def _scores(logits: Tensor, routing: Routing) -> Tensor:
+    """Return what experts are chosen by."""
     if routing.score_function == "sigmoid":
         return F.sigmoid(logits)
     return F.softmax(logits, -1) if routing.pre_softmax else logits
 
 
 @paddle.no_grad()
-def _chosen(choice, routing):
-    """The routing_map of the greatest numbers."""
-    if routing.num_groups:
-        choice = paddle.where(_in_best_groups(choice, routing), choice, paddle.full_like(choice, float("-inf")))
+def _chosen(choice: Tensor, routing: Routing) -> Tensor:
+    """Return the routing_map of the greatest numbers."""
+    if routing.num_groups and routing.group_topk:
+        best = _in_best_groups(choice, routing.topk, routing.num_groups, routing.group_topk)
+        choice = paddle.where(best, choice, paddle.full_like(choice, float("-inf")))
     return _among(choice, routing.topk)
 
 
-def _among(x, k):
-    """Which numbers are among the k greatest of their row, bool like x."""
+def _among(x: Tensor, k: int) -> Tensor:
+    """Say which numbers are among the k greatest of their row, bool like x."""
     return F.one_hot(x.topk(k, -1)[1], x.shape[-1]).sum(1) > 0
 
 
-def _in_best_groups(choice, routing):
-    """Whether each expert stands in one of a token's best groups."""
-    grouped = choice.reshape([choice.shape[0], routing.num_groups, -1])
-    of_groups = grouped.topk(routing.topk // routing.group_topk, -1)[0].sum(-1)
-    best = _among(of_groups, routing.group_topk).unsqueeze(-1)
+def _in_best_groups(choice: Tensor, topk: int, groups: int, group_topk: int) -> Tensor:
+    """Say whether each expert stands in one of a token's best groups."""
+    grouped = choice.reshape([choice.shape[0], groups, -1])
+    of_groups = grouped.topk(topk // group_topk, -1)[0].sum(-1)
+    best = _among(of_groups, group_topk).unsqueeze(-1)
     return best.expand(grouped.shape).reshape(choice.shape)
 
 
-def _probabilities(scores, routing_map, routing):
-    """Of the chosen experts, 0 for others."""
+def _probabilities(scores: Tensor, routing_map: Tensor, routing: Routing) -> Tensor:
+    """Return those of the chosen experts, 0 for others."""
     zeros = paddle.zeros_like(scores)
     if routing.score_function == "softmax" and not routing.pre_softmax:
         return F.softmax(paddle.where(routing_map, scores, zeros - float("inf")), -1)
@@ -84,8 +89,8 @@ def _probabilities(scores, routing_map, routing):
     return probs
 
 
-def balance_loss(logits, routing):
-    """1 where the experts are in balance, more where they are not."""
+def balance_loss(logits: Tensor, routing: Routing) -> Tensor:
+    """Return 1 where the experts are in balance, more where they are not."""
     if routing.score_function == "sigmoid":
         scores = F.sigmoid(logits)
         scores = scores / (scores.sum(-1, keepdim=True) + SMALL)
@@ -96,8 +101,8 @@ def balance_loss(logits, routing):
     return (shares * scores.mean(0)).sum() * logits.shape[1]
 
 
-def limit_experts(probs, routing_map, capacity, policy):
-    """No expert keeps more than `capacity` tokens."""
+def limit_experts(probs: Tensor, routing_map: Tensor, capacity: int, policy: str) -> tuple[Tensor, Tensor]:
+    """Let no expert keep more than `capacity` tokens."""
     capacity = min(capacity, len(probs))
     with paddle.no_grad():
         if policy == "probs":
@@ -110,35 +115,35 @@ def limit_experts(probs, routing_map, capacity, policy):
 
 
 def experts_mlp(
-    x,
-    probs,
-    routing_map,
-    weights,
+    x: Tensor,
+    probs: Tensor,
+    routing_map: Tensor,
+    weights: ExpertWeights,
     *,
-    topk,
-    residual=None,
-    activation="swiglu",
-    recompute_activation=False,
-    quantizers=(None, None),
-    fuse_wgrad_accumulation=False,
-):
-    """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
+    topk: int,
+    residual: Tensor | None = None,
+    activation: str = "swiglu",
+    recompute_activation: bool = False,
+    quantizers: QuantizersOfTwo = (None, None),
+    fuse_wgrad_accumulation: bool = False,
+) -> Tensor:
+    """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
     multiple = 1 if quantizers[0] is None else quantizers[0].input.scaling.multiple
     places = rows_of(routing_map, topk, multiple)
 
-    def linear(x, gemm):
+    def linear(x: Tensor, gemm: int) -> Tensor:
         weight = weights.fc2_weight if gemm else weights.fc1_weight
         return grouped_linear(
             x, weight, places.counts, quantizers=quantizers[gemm], fuse_wgrad_accumulation=fuse_wgrad_accumulation
         )
 
-    def biased(y, bias, of_rows=None):
+    def biased(y: Tensor, bias: Tensor | None, of_rows: Tensor | None = None) -> Tensor:
         if bias is None:
             return y
         bias = bias.index_select(places.experts, 0)
         return y + (bias if of_rows is None else bias * of_rows.unsqueeze(1)).astype(y.dtype)
 
-    def second_half(hidden, of_rows):
+    def second_half(hidden: Tensor, of_rows: Tensor) -> Tensor:
         return biased(linear(scaled_activate(hidden, of_rows, activation), 1), weights.fc2_bias, of_rows)
 
     hidden = biased(linear(permute(x, places), 0), weights.fc1_bias)
