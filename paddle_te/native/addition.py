@@ -2,12 +2,11 @@
 
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.types import DType
 
 _BLOCK = 256
 
 
-def add_to(te: Shim, stream: Stream, out: int, other: int, n: int, dtype: DType) -> None:
+def add_to(te: Shim, stream: Stream, out: int, other: int, n: int, dtype: int) -> None:
     """Add n numbers of a DType: out += other, rounded once."""
     name, vector = ELEMENTS[dtype]
     function = kernel(f"add_to_{name}", "addition.cu", stream.capability)

@@ -12,7 +12,7 @@ from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
-_FLOAT8 = {DType.FLOAT8_E4M3: "e4m3", DType.FLOAT8_E5M2: "e5m2"}
+_FLOAT8: dict[int, str] = {DType.FLOAT8_E4M3: "e4m3", DType.FLOAT8_E5M2: "e5m2"}
 _VECTORS, _PATCH_ROWS = 8, 4  # of a row of a tile, and the rows of which a thread has a vector each
 
 
@@ -56,8 +56,8 @@ class Form(NamedTuple):
     before they are measured and cast, as if they had been stored.
     """
 
-    dtype: DType
-    float8: DType
+    dtype: int
+    float8: int
     rounded: bool = False
 
     def defines(self, name: str, tiling: Tiling) -> dict[str, Any]:
@@ -99,7 +99,7 @@ CAST_TILING = Tiling(128, 8, 6)
 
 
 def cast_transpose(
-    te: Shim, stream: Stream, x: int, target: CastTarget, rows: int, cols: int, dtype: DType, float8: DType
+    te: Shim, stream: Stream, x: int, target: CastTarget, rows: int, cols: int, dtype: int, float8: int
 ) -> None:
     """Cast x [rows, cols], row-major, to fp8 with its transposed copy, as TE's nvte_quantize does.
 
@@ -114,8 +114,8 @@ def cast_transpose_both(
     stream: Stream,
     first: tuple[int, CastTarget, int, int],
     second: tuple[int, CastTarget, int, int],
-    dtype: DType,
-    float8: DType,
+    dtype: int,
+    float8: int,
 ) -> None:
     """Do `cast_transpose` of two matrices by one kernel. first, second: (x, target, rows, cols) of each."""
     kernel, both = ("cast_transpose_both", "cast.cu", Form(dtype, float8), CAST_TILING), (first, second)

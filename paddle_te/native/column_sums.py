@@ -2,12 +2,11 @@
 
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.types import DType
 
 _BLOCK, _VECTORS = 256, 4  # threads of a block, and the vectors of a row that it reads
 
 
-def column_sums(te: Shim, stream: Stream, x: int, out: int, rows: int, cols: int, dtype: DType) -> None:
+def column_sums(te: Shim, stream: Stream, x: int, out: int, rows: int, cols: int, dtype: int) -> None:
     """Write to out [cols] the sum of the rows of x [rows, cols], both of a DType; summed in float32 and rounded once.
 
     x, out: addresses, ints, of 16 bytes. cols: a multiple of a vector's elements, 8 (bfloat16, float16) or 4 (float32).

@@ -6,13 +6,12 @@ word `first` on. labels: int64 [rows]. stats: float32 [3, rows]. loss: float32 [
 
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.types import DType
 
 _BLOCK = 512  # threads of a row
 
 
 def cross_entropy_stats(
-    te: Shim, stream: Stream, logits: int, labels: int, stats: int, rows: int, columns: int, first: int, dtype: DType
+    te: Shim, stream: Stream, logits: int, labels: int, stats: int, rows: int, columns: int, first: int, dtype: int
 ) -> None:
     """Write each row's greatest logit, its sum of exp(logit - greatest), and its label's logit to stats.
 
@@ -45,7 +44,7 @@ def cross_entropy_gradient(
     first: int,
     vocabulary: int,
     ignore_index: int,
-    dtype: DType,
+    dtype: int,
 ) -> None:
     """Write the gradient of the sum of dloss (float32 [rows]) times the losses: [rows, columns].
 
@@ -55,6 +54,6 @@ def cross_entropy_gradient(
     _launch(te, stream, "gradient", dtype, 0, rows, *arguments)
 
 
-def _launch(te: Shim, stream: Stream, what: str, dtype: DType, shared: int, rows: int, *arguments: int) -> None:
+def _launch(te: Shim, stream: Stream, what: str, dtype: int, shared: int, rows: int, *arguments: int) -> None:
     function = kernel(f"cross_entropy_{what}_{ELEMENTS[dtype][0]}", "cross_entropy.cu", stream.capability)
     te.launch(function, rows, _BLOCK, shared, stream, *arguments)

@@ -11,7 +11,6 @@ from paddle_te.native import casts
 from paddle_te.native.casts import CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.types import DType
 
 _BLOCK, _MOST_EXPERTS = 256, 1024
 _ZEROING_BLOCKS = 8  # of an expert
@@ -65,7 +64,7 @@ def offsets(te: Shim, stream: Stream, counts: int, first: int, second: int, expe
     te.launch(function, 1, _BLOCK, 0, stream, counts, first, second, experts, *columns)
 
 
-def gather(te: Shim, stream: Stream, x: int, places: Places, y: int, sizes: Sizes, columns: int, dtype: DType) -> None:
+def gather(te: Shim, stream: Stream, x: int, places: Places, y: int, sizes: Sizes, columns: int, dtype: int) -> None:
     """Write the tokens' rows of x [tokens, columns] to y [rows, columns], zeros for padding.
 
     columns: a multiple of 16 bytes.
@@ -84,7 +83,7 @@ def combine(
     out: int,
     sizes: Sizes,
     columns: int,
-    dtype: DType,
+    dtype: int,
 ) -> None:
     """Write residual, 0 for none, plus the sum of each token's rows to out [tokens, columns].
 
@@ -129,7 +128,7 @@ class Rows(NamedTuple):
 
 
 def cast_transpose(
-    te: Shim, stream: Stream, rows: Rows, target: CastTarget, scale_inv: int, dtype: DType, float8: DType
+    te: Shim, stream: Stream, rows: Rows, target: CastTarget, scale_inv: int, dtype: int, float8: int
 ) -> None:
     """Cast Rows to fp8, each expert's matrix with its transposed copy. target: a casts.CastTarget, whose scale_inv is
     not written; scale_inv: float32 [experts], all 1 / scale. dtype, float8: a Form's."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.types import DType
 
 PARTS = 3  # the most that there may be
 _BLOCK, _MULTIPLE = 256, 8
@@ -48,7 +47,7 @@ class Part(NamedTuple):
 
 
 def pack(
-    te: Shim, stream: Stream, parts: Sequence[Part], a: int, b: int, sizes: Sizes, factor: float, dtype: DType
+    te: Shim, stream: Stream, parts: Sequence[Part], a: int, b: int, sizes: Sizes, factor: float, dtype: int
 ) -> None:
     """Write a [inputs, width], the A of up to PARTS parts side by side, and b [width, outputs], factor · their B.
 
@@ -58,7 +57,7 @@ def pack(
 
 
 def unpack(
-    te: Shim, stream: Stream, parts: Sequence[Part], a: int, b: int, sizes: Sizes, factor: float, dtype: DType
+    te: Shim, stream: Stream, parts: Sequence[Part], a: int, b: int, sizes: Sizes, factor: float, dtype: int
 ) -> None:
     """Write the parts' gradients from those of `pack`'s a and b."""
     _launch("unpack", te, stream, parts, a, b, sizes, factor, dtype)
@@ -73,7 +72,7 @@ def _launch(
     b: int,
     sizes: Sizes,
     factor: float,
-    dtype: DType,
+    dtype: int,
 ) -> None:
     function = kernel(f"{name}_{ELEMENTS[dtype][0]}", "low_rank.cu", stream.capability)
     parts = [*parts, *[Part(0, 0, 0, 0)] * (PARTS - len(parts))]

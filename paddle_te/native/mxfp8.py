@@ -6,7 +6,6 @@ Addresses are ints, of 16 bytes; x: bfloat16 or float16.
 
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.types import DType
 
 BLOCK = 32
 _THREADS = 256
@@ -17,17 +16,17 @@ def stored_bytes(n: int) -> int:
     return n + n // BLOCK
 
 
-def store(te: Shim, stream: Stream, x: int, stored: int, n: int, dtype: DType) -> None:
+def store(te: Shim, stream: Stream, x: int, stored: int, n: int, dtype: int) -> None:
     """Store n numbers of a DType. A block with a number that is not finite is restored as such numbers."""
     _launch("store", te, stream, x, stored, n, dtype)
 
 
-def restore(te: Shim, stream: Stream, stored: int, x: int, n: int, dtype: DType) -> None:
+def restore(te: Shim, stream: Stream, stored: int, x: int, n: int, dtype: int) -> None:
     """Write the numbers that were stored, rounded as MXFP8 has them."""
     _launch("restore", te, stream, stored, x, n, dtype)
 
 
-def _launch(name: str, te: Shim, stream: Stream, source: int, target: int, n: int, dtype: DType) -> None:
+def _launch(name: str, te: Shim, stream: Stream, source: int, target: int, n: int, dtype: int) -> None:
     element, vector = ELEMENTS[dtype]
     function = kernel(f"mxfp8_{name}", "mxfp8.cu", stream.capability, ELEMENT=element)
     te.launch(function, -(-n // (vector * _THREADS)), _THREADS, 0, stream, source, target, n)

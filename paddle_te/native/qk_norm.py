@@ -53,7 +53,7 @@ class QKNorm(NamedTuple):
         heads: int,
         kv_heads: int,
         d: int,
-        dtype: DType,
+        dtype: int,
         turn: Turn = WHOLE,
     ) -> None:
         """Fill float32 [tokens, 4], whose sum over the ranks `forward` and `backward` read with over_all.
@@ -79,7 +79,7 @@ class QKNorm(NamedTuple):
         heads: int,
         kv_heads: int,
         d: int,
-        dtype: DType,
+        dtype: int,
         turn: Turn = WHOLE,
         sums: int = 0,
     ) -> None:
@@ -108,7 +108,7 @@ class QKNorm(NamedTuple):
         heads: int,
         kv_heads: int,
         d: int,
-        dtype: DType,
+        dtype: int,
         turn: Turn = WHOLE,
         sums: int = 0,
     ) -> None:
@@ -132,7 +132,7 @@ class QKNorm(NamedTuple):
             )
         te.launch(compiled, blocks, _BLOCK, shared, stream, *arguments)
 
-    def _kernel(self, direction: str, d: int, dtype: DType, turn: Turn, stream: Stream) -> Kernel:
+    def _kernel(self, direction: str, d: int, dtype: int, turn: Turn, stream: Stream) -> Kernel:
         """Return the kernel. Raises ValueError for heads that the kernels do not take."""
         check_head(d, dtype, turn)
         options = dict(INTERLEAVED=int(turn.interleaved), OVER_ALL=int(self.over_all))
@@ -164,7 +164,7 @@ def weight_gradients(
     dk_weight: int,
     tokens: int,
     sizes: tuple[int, int],
-    dtype: DType,
+    dtype: int,
 ) -> None:
     """Write the gradients of both weights, of sizes numbers, from the partials of a backward of so many tokens."""
     options = dict(INTERLEAVED=0, OVER_ALL=0)
@@ -173,7 +173,7 @@ def weight_gradients(
     te.launch(compiled, grid, _BLOCK, 4 * _BLOCK, stream, *arguments)
 
 
-def _places(target: Target, heads: int, kv_heads: int, d: int, dtype: DType) -> Places:
+def _places(target: Target, heads: int, kv_heads: int, d: int, dtype: int) -> Places:
     """Return the addresses and strides of q, k and v: of one packed buffer, or of three."""
     if isinstance(target, int):
         return packed_places(target, heads, kv_heads, d, dtype)

@@ -21,7 +21,7 @@ CAST_TILING = Tiling(128, 8, 6)
 _WARPS_OF_BLOCK = 4
 
 
-def takes(hidden: int, dtype: DType) -> bool:
+def takes(hidden: int, dtype: int) -> bool:
     """Return whether these functions have TE's bits."""
     return hidden in WARPS and dtype in (DType.BFLOAT16, DType.FLOAT16)
 
@@ -36,7 +36,7 @@ def statistics(
     copy: int,
     rows: int,
     hidden: int,
-    dtype: DType,
+    dtype: int,
     epsilon: float,
     zero_centered: bool,
 ) -> None:
@@ -63,8 +63,8 @@ def cast_transpose(
     target: CastTarget,
     rows: int,
     hidden: int,
-    dtype: DType,
-    float8: DType,
+    dtype: int,
+    float8: int,
     zero_centered: bool,
     rounded: bool = False,
 ) -> None:

@@ -53,7 +53,7 @@ def rope_packed(
     heads: int,
     kv_heads: int,
     d: int,
-    dtype: DType,
+    dtype: int,
     backward: bool = False,
     turn: Turn = WHOLE,
 ) -> None:
@@ -78,7 +78,7 @@ def rope_split(
     heads: int,
     kv_heads: int,
     d: int,
-    dtype: DType,
+    dtype: int,
     turn: Turn = WHOLE,
 ) -> None:
     """Rotate packed qkv [tokens, (heads + 2 kv_heads) d] to q [tokens, heads, d], k and v [tokens, kv_heads, d]."""
@@ -100,7 +100,7 @@ def rope_merge(
     heads: int,
     kv_heads: int,
     d: int,
-    dtype: DType,
+    dtype: int,
     turn: Turn = WHOLE,
 ) -> None:
     """Do the backward of `rope_split`: gradients dq, dk, dv to the packed dqkv."""
@@ -109,13 +109,13 @@ def rope_merge(
     _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, True, turn)
 
 
-def packed(qkv: int, heads: int, kv_heads: int, d: int, dtype: DType) -> tuple[int, int, int, int]:
+def packed(qkv: int, heads: int, kv_heads: int, d: int, dtype: int) -> tuple[int, int, int, int]:
     """Return the addresses of q, k, v in the packed buffer, and its stride."""
     head_bytes = d * (16 // _NAMES[dtype][1])
     return qkv, qkv + heads * head_bytes, qkv + (heads + kv_heads) * head_bytes, (heads + 2 * kv_heads) * d
 
 
-def packed_places(qkv: int, heads: int, kv_heads: int, d: int, dtype: DType) -> Places:
+def packed_places(qkv: int, heads: int, kv_heads: int, d: int, dtype: int) -> Places:
     """Return the addresses and strides of q, k and v in the packed buffer."""
     q, k, v, stride = packed(qkv, heads, kv_heads, d, dtype)
     return q, k, v, stride, stride, stride
@@ -132,7 +132,7 @@ def _launch(
     heads: int,
     kv_heads: int,
     d: int,
-    dtype: DType,
+    dtype: int,
     backward: bool,
     turn: Turn,
 ) -> None:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from paddle_te.native import casts
 from paddle_te.native.casts import CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
-from paddle_te.native.types import DType
 
 NAMES = {"SwiGLU": "swiglu_cast_transpose", "DSwiGLU": "dswiglu_cast_transpose"}  # of the kernels, by their function
 TILINGS = {"SwiGLU": Tiling(128, 8, 4), "DSwiGLU": Tiling(128, 8, 3)}
@@ -42,8 +41,8 @@ def swiglu_cast_transpose(
     target: CastTarget,
     rows: int,
     cols: int,
-    dtype: DType,
-    float8: DType,
+    dtype: int,
+    float8: int,
     rounded: bool = False,
     more: More | None = None,
 ) -> None:
@@ -62,8 +61,8 @@ def dswiglu_cast_transpose(
     target: CastTarget,
     rows: int,
     cols: int,
-    dtype: DType,
-    float8: DType,
+    dtype: int,
+    float8: int,
     rounded: bool = False,
     more: More | None = None,
 ) -> None:

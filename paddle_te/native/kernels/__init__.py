@@ -13,7 +13,11 @@ from paddle_te.native.types import DType
 
 FOLDER = Path(__file__).parent
 # What it calls an element type, and how many its Vector has.
-ELEMENTS = {DType.BFLOAT16: ("bfloat16", 8), DType.FLOAT16: ("float16", 8), DType.FLOAT32: ("float", 4)}
+ELEMENTS: dict[int, tuple[str, int]] = {
+    DType.BFLOAT16: ("bfloat16", 8),
+    DType.FLOAT16: ("float16", 8),
+    DType.FLOAT32: ("float", 4),
+}
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
@@ -16,7 +18,7 @@ from paddle_te.ops.te.runtime import dense, dtype_code
 def cross_entropy(
     logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None, train: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """(loss, dlogits) of logits [n, vocab / tp.size], which dlogits overwrites: see `paddle_te.ops`."""
+    """Return (loss, dlogits) of logits [n, vocab / tp.size], which dlogits overwrites: see `paddle_te.ops`."""
     losses = _Losses(logits, labels, ignore_index, tp)
     if not train:
         return losses.loss, None
@@ -24,28 +26,28 @@ def cross_entropy(
 
 
 def parallel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None) -> Tensor:
-    """The loss [n, 1] of logits [n, vocab / tp.size], with gradients: see `paddle_te.ops`."""
+    """Return the loss [n, 1] of logits [n, vocab / tp.size], with gradients: see `paddle_te.ops`."""
     return _CrossEntropy.apply(dense(logits), labels, ignore_index, tp)
 
 
 class _CrossEntropy(PyLayer):
     @staticmethod
-    def forward(ctx, logits, labels, ignore_index, tp):
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, ignore_index: int, tp: Ranks | None) -> Tensor:
         losses = _Losses(logits, labels, ignore_index, tp)
         ctx.save_for_backward(logits)
         ctx.losses = losses
         return losses.loss.detach()  # itself would keep ctx alive
 
     @staticmethod
-    def backward(ctx, dloss):
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # Paddle takes None, too
         (logits,), losses, ctx.losses = ctx.saved_tensor(), ctx.losses, None
         return losses.gradient(logits, dense(dloss)), None
 
 
 class _Losses:
-    """Of rows of logits: loss, float32 [n, 1]."""
+    """Compute the loss of rows of logits, float32 [n, 1]."""
 
-    def __init__(self, logits, labels, ignore_index, tp):
+    def __init__(self, logits: Tensor, labels: Tensor, ignore_index: int, tp: Ranks | None) -> None:
         rt, self._code = runtime.current(), dtype_code("logits", logits, runtime.DTYPES)
         (rows, columns), rank, size = logits.shape, *((0, 1) if tp is None else (tp.rank, tp.size))
         self._labels, stats = dense(labels.astype("int64")), rt.empty([3, rows], paddle.float32)
@@ -58,17 +60,17 @@ class _Losses:
         at = self._labels.data_ptr(), self._stats.data_ptr(), self.loss.data_ptr()
         cross_entropy_loss(rt.te, rt.stream, *at, rows, *self._words)
 
-    def gradient(self, logits, dloss, out=None):
-        """That of the logits from dloss, float32 [n, 1]; in `out`, which may be the logits, or in memory of its own."""
+    def gradient(self, logits: Tensor, dloss: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return that of the logits from dloss, float32 [n, 1]; in `out`, which may be the logits, or a new tensor."""
         rt = runtime.current()
         out = rt.empty(logits.shape, logits.dtype) if out is None else out
-        at = (tensor.data_ptr() for tensor in (logits, out, self._labels, self._stats, dloss))
+        at = logits.data_ptr(), out.data_ptr(), self._labels.data_ptr(), self._stats.data_ptr(), dloss.data_ptr()
         cross_entropy_gradient(rt.te, rt.stream, *at, *self._sizes, *self._words, self._code)
         return out
 
 
-def _of_all_ranks(stats, tp):
-    """[greatest, sum of exp(x - greatest), label's logit] of each rank's columns -> of the whole vocabulary."""
+def _of_all_ranks(stats: Tensor, tp: Ranks) -> Tensor:
+    """Make [greatest, sum of exp(x - greatest), label's logit] of the whole vocabulary, from each rank's columns."""
     mine, rest = stats[0], stats[1:]
     greatest = mine.clone()
     dist.all_reduce(greatest, op=dist.ReduceOp.MAX, group=tp.group)

@@ -1,36 +1,46 @@
 """Where our kernels stand in for TE's functions, whose bits they have. Tests and benchmarks replace these functions."""
 
-import os
+from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
+from paddle_te.fp8 import Quantizer
 from paddle_te.native import rmsnorm
+from paddle_te.ops.te.runtime import Runtime
 
 BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
 ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for a tensor
 
 
-def swiglu(rt, activation, quantizer):
-    """Whether SwiGLU, or its gradient, is computed and cast in one pass."""
+def swiglu(rt: Runtime, activation: str, quantizer: Quantizer) -> bool:
+    """Say whether SwiGLU, or its gradient, is computed and cast in one pass."""
     return activation == "swiglu" and quantizer.kind in ONE_SCALE and rt.stream.capability < BLACKWELL
 
 
-def swiglu_of_stored(rt, activation, shape):
-    """Whether SwiGLU, or its gradient, is computed with its input stored or read in MXFP8 in one pass. shape: (rows,
-    columns) of the result."""
+def swiglu_of_stored(rt: Runtime, activation: str, shape: Sequence[int]) -> bool:
+    """Say whether SwiGLU, or its gradient, is computed with its input stored or read in MXFP8 in one pass.
+
+    shape: (rows, columns) of the result.
+    """
     return activation == "swiglu" and not any(n % 16 for n in shape) and rt.stream.capability < BLACKWELL
 
 
-def cast():
-    """Whether our kernel casts what has one scale."""
+def cast() -> bool:
+    """Say whether our kernel casts what has one scale."""
     return True
 
 
-def rotation_cast(quantizer):
-    """Whether q, k and v are cast to fp8 in the pass that norms and rotates q and k. quantizer: theirs."""
+def rotation_cast(quantizer: Quantizer) -> bool:
+    """Say whether q, k and v are cast to fp8 in the pass that norms and rotates q and k. quantizer: theirs."""
     return quantizer.kind == "delayed" and quantizer.dtype == "e4m3"
 
 
-def norm(rt, hidden, code, quantizer):
-    """Whether RMSNorm is computed and cast in one pass behind a pass for the rows' statistics. code: its dtype."""
+def norm(rt: Runtime, hidden: int, code: int, quantizer: Quantizer) -> bool:
+    """Say whether RMSNorm is computed and cast in one pass behind a pass for the rows' statistics.
+
+    code: its dtype.
+    """
     by_cudnn = os.environ.get("NVTE_NORM_FWD_USE_CUDNN") == "1"  # TE's switch, under which its bits are others
     return (
         quantizer.kind in ONE_SCALE

@@ -1,13 +1,21 @@
 """A recorded program as text, for people: docs/recorded-programs.md reads one line by line."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 from paddle_te.native import DType
-from paddle_te.ops.te.recording import OFFSET_BITS
+from paddle_te.ops.te.program import Program
+from paddle_te.ops.te.recording import OFFSET_BITS, Placeholder
+from paddle_te.ops.te.runtime import Runtime
+from paddle_te.ops.te.steps import Steps
 
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 
-def listing(program, rt):
-    """The lines of a Program's forward and backward. m3 is the memory with index 3; rt: the Runtime of a stream."""
+def listing(program: Program, rt: Runtime) -> list[str]:
+    """Return the lines of a Program's forward and backward."""
     lines = ["forward takes " + ", ".join(_memory(place) for place in program.inputs.tensors if place)]
     for quantizers in filter(None, program.inputs.quantizers):
         factors = quantizers.factors
@@ -22,11 +30,11 @@ def listing(program, rt):
     return lines
 
 
-def _memory(place):
+def _memory(place: Placeholder) -> str:
     return f"m{place.index} {place.shape} {str(place.dtype).removeprefix('paddle.')}"
 
 
-def _steps(steps):
+def _steps(steps: Steps) -> Iterator[str]:
     for what, packing in ("kept for the backward", steps.kept), ("temporary", steps.temporary):
         if packing.size:
             places = ", ".join(f"m{index} at {offset}" for index, offset in sorted(packing.offsets))
@@ -43,7 +51,7 @@ def _steps(steps):
             yield f"  let go of {', '.join(f'm{index}' for index in sorted(group.ends))}"
 
 
-def _argument(value):
+def _argument(value: Any) -> str:
     if hasattr(value, "columnwise"):  # a native tensor
         return f"{_address(value.data_ptr, value.columnwise)} {list(value.shape)} {DType(value.dtype).name.lower()}"
     if hasattr(value, "sm_count"):
@@ -53,8 +61,8 @@ def _argument(value):
     return repr(value)
 
 
-def _address(data, transpose=0):
-    """m3, m3+256 for an offset in it, and where the transposed copy of an fp8 tensor lies."""
+def _address(data: int, transpose: int = 0) -> str:
+    """Return m3, m3+256 for an offset in it, and where the transposed copy of an fp8 tensor lies."""
     names = []
     for address in filter(None, (data, transpose)):
         offset = address & OFFSET_MASK

@@ -1,7 +1,10 @@
 """Several pieces of memory in one allocation, in which what is used one after the other overlaps."""
 
+from __future__ import annotations
+
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -21,32 +24,32 @@ JOINED = 2**22
 
 
 class Block(NamedTuple):
-    """A piece of memory of so many bytes, with the numbers of the first and the last call that use it."""
+    """Describe a piece of memory of so many bytes, with the first and the last call's number that use it."""
 
     size: int
-    index: int
+    index: int  # type: ignore[assignment]  # in the place of tuple.index
     first: int
     last: int
 
 
 class Packing(NamedTuple):
-    """One allocation of `size` bytes; offsets: [(index, offset)] of the blocks in it. Nothing: 0 and []."""
+    """Describe one allocation of `size` bytes; offsets: (index, offset) of the blocks in it. Nothing: 0 and ()."""
 
     size: int = 0
-    offsets: tuple = ()
+    offsets: tuple[tuple[int, int], ...] = ()
 
 
-def byte_count(shape, dtype):
-    """Bytes of a tensor."""
+def byte_count(shape: Sequence[int], dtype: Any) -> int:
+    """Return the bytes of a tensor."""
     return math.prod(shape) * SIZES[dtype]
 
 
-def pack(blocks):
-    """The Packing of Blocks: the largest is placed first, each as low as what is in use at the same time lets it.
+def pack(blocks: Iterable[Block]) -> Packing:
+    """Pack Blocks: the largest is placed first, each as low as what is in use at the same time lets it.
 
     An empty Packing where that is more than JOINED bytes.
     """
-    placed = []  # (offset, end, Block)
+    placed: list[tuple[int, int, Block]] = []  # (offset, end, Block)
     for block in sorted(blocks, reverse=True):
         size, offset = -(-block.size // ALIGNMENT) * ALIGNMENT, 0
         for begin, end, other in sorted(placed):

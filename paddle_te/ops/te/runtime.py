@@ -4,10 +4,15 @@ A layer makes some 40 tensors and 60 native calls forward and backward, and the 
 hence no Paddle operation here that a pointer, a kept shape or a kept dtype can replace.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from typing import Any, Protocol
 
 import paddle
+from paddle import Tensor
 
 from paddle_te import device, native
 from paddle_te.native import DType
@@ -24,13 +29,23 @@ _empty = paddle.base.core.eager.ops.empty  # paddle.empty without its checks: ha
 view = paddle.base.core.eager.ops.view_shape  # Tensor.view likewise
 
 
+class Memory(Protocol):
+    """Say what TE's library is told of memory: a tensor's, or that which a `recording.Placeholder` stands for."""
+
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def dtype(self) -> Any: ...
+    def data_ptr(self) -> int: ...
+
+
 class Matrix:
-    """A row-major matrix on a Paddle tensor's memory: `native` for TE's functions, `memory` to keep it alive."""
+    """Hold a row-major matrix on a tensor's memory: `native` for TE's functions, `memory` to keep it alive."""
 
     __slots__ = ("memory", "native", "shape")
     split_accumulator = False  # see quantized.Float8Matrix
 
-    def __init__(self, rt, memory, shape, code):
+    def __init__(self, rt: Runtime, memory: Memory, shape: tuple[int, int], code: int) -> None:
         self.memory, self.shape = memory, shape
         self.native = rt.tensor(memory.data_ptr(), shape, code)
 
@@ -40,48 +55,48 @@ KEPT_TENSORS = 2**13
 
 
 @cache
-def kept_tensors(tensor_class):
-    """te.Tensor behind a cache of the last KEPT_TENSORS."""
+def kept_tensors(tensor_class: Callable[..., Any]) -> Callable[..., Any]:
+    """Put te.Tensor behind a cache of the last KEPT_TENSORS."""
     return lru_cache(KEPT_TENSORS)(tensor_class)
 
 
 class Runtime:
-    """One stream of one device.
+    """Hold one stream of one device.
 
     te: the native module; stream: its Stream; place: where results are allocated.
     tensor: native tensors, by the arguments of te.Tensor. They own no memory, so that equal arguments make equal
     tensors, and a training's steps get the same addresses again and again: most were made before.
     """
 
-    def __init__(self, raw_stream):
+    def __init__(self, raw_stream: int) -> None:
         self.te = native.load()
         self.tensor = kept_tensors(self.te.Tensor)
         self.place = paddle.framework._current_expected_place()
         self.stream = self.te.Stream(raw_stream, lambda size: self.empty([size], paddle.uint8))
 
-    def empty(self, shape, dtype):
-        """An uninitialised tensor."""
-        return _empty(shape, dtype, self.place)
+    def empty(self, shape: Sequence[int], dtype: Any) -> Tensor:
+        """Make an uninitialised tensor."""
+        return _empty(shape, dtype, self.place)  # type: ignore[arg-type]  # a tuple as well
 
-    def matrix(self, tensor, code):
-        """The Matrix [rows, cols] of a contiguous tensor [..., cols]; code: its dtype as in DTYPES."""
+    def matrix(self, tensor: Memory, code: int) -> Matrix:
+        """Make the Matrix [rows, cols] of a contiguous tensor [..., cols]; code: its dtype as in DTYPES."""
         *lead, cols = tensor.shape
         return Matrix(self, tensor, (math.prod(lead), cols), code)
 
-    def new_matrix(self, shape, dtype, code):
-        """An uninitialised Matrix; shape: (rows, cols)."""
+    def new_matrix(self, shape: tuple[int, int], dtype: Any, code: int) -> Matrix:
+        """Make an uninitialised Matrix; shape: (rows, cols)."""
         return Matrix(self, self.empty(list(shape), dtype), shape, code)
 
-    def view(self, tensor, shape, code):
-        """The native tensor of that shape, a tuple, on a contiguous tensor that others keep alive."""
+    def view(self, tensor: Memory, shape: tuple[int, ...], code: int) -> Any:
+        """Make the native tensor of that shape, a tuple, on a contiguous tensor that others keep alive."""
         return self.tensor(tensor.data_ptr(), shape, code)
 
 
-_runtimes = {}
+_runtimes: dict[int, Runtime] = {}
 
 
-def current():
-    """The Runtime of Paddle's current stream."""
+def current() -> Runtime:
+    """Return the Runtime of Paddle's current stream."""
     raw = device.raw_stream()
     runtime = _runtimes.get(raw)
     if runtime is None:
@@ -89,13 +104,16 @@ def current():
     return runtime
 
 
-def dense(tensor):
-    """The tensor itself, or a contiguous copy of a strided view."""
+def dense(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, or a contiguous copy of a strided view."""
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def dtype_code(what, tensor, allowed=HALF):
-    """The tensor's dtype as TE counts them. Raises TypeError, naming the tensor, for one that TE's kernels lack."""
+def dtype_code(what: str, tensor: Memory, allowed: Mapping[Any, int] = HALF) -> int:
+    """Return the tensor's dtype as TE counts them.
+
+    Raises TypeError, naming the tensor, for one that TE's kernels lack.
+    """
     code = allowed.get(tensor.dtype)
     if code is None:
         names = " or ".join(str(dtype).removeprefix("paddle.") for dtype in allowed)
@@ -103,14 +121,16 @@ def dtype_code(what, tensor, allowed=HALF):
     return code
 
 
-def check_tensor(what, tensor, shape, dtype):
-    """Raises TypeError or ValueError, naming the tensor, where it is not of that dtype and shape: TE's kernels read
-    memory as they are told, and would read another's."""
+def check_tensor(what: str, tensor: Memory, shape: Iterable[int], dtype: Any) -> None:
+    """Raise TypeError or ValueError, naming the tensor, where it is not of that dtype and shape.
+
+    TE's kernels read memory as they are told, and would read another's.
+    """
     dtype_code(what, tensor, {dtype: WITH_BYTES[dtype]})
     if list(tensor.shape) != list(shape):
         raise ValueError(f"backend transformer_engine: {what} is {list(tensor.shape)}; it must be {list(shape)}")
 
 
-def needs_grad(*tensors):
-    """Whether a backward may follow this forward."""
+def needs_grad(*tensors: Tensor) -> bool:
+    """Say whether a backward may follow this forward."""
     return paddle.is_grad_enabled() and not all([tensor.stop_gradient for tensor in tensors])
