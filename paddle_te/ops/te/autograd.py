@@ -1,24 +1,34 @@
 """How ops run: as a Program between Paddle's tensors and its autograd."""
 
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from paddle_te.fp8 import GemmQuantizers
+from paddle_te.ops.interface import Ranks
 from paddle_te.ops.te import offload, runtime
-from paddle_te.ops.te.program import Signature, TensorSpec, program_of
-from paddle_te.ops.te.recording import QuantizerSpec
-from paddle_te.ops.te.runtime import dense
+from paddle_te.ops.te.program import Program, Signature, TensorSpec, program_of
+from paddle_te.ops.te.recording import Op, QuantizerSpec
+from paddle_te.ops.te.runtime import Runtime, dense
 
 
 class _Apply(PyLayer):
     @staticmethod
-    def forward(ctx, program, rt, quantizers, *tensors):
+    def forward(
+        ctx: Any, program: Program, rt: Runtime, quantizers: Sequence[GemmQuantizers | None], *tensors: Tensor | None
+    ) -> Tensor | tuple[Tensor, ...]:
         outputs, kept = program.forward(rt, quantizers, tensors)
         if program.train:
             ctx.saved = program, quantizers, offload.keep(kept, program.activations)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # Paddle takes None, too
         (program, quantizers, kept), ctx.saved = ctx.saved, None
         kept = offload.take(kept)
         results = program.backward(runtime.current(), quantizers, kept, [dense(grad) for grad in grads])
@@ -28,16 +38,32 @@ class _Apply(PyLayer):
         return tuple(results)
 
 
-def apply(op, tensors, settings=None, *, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
-    """The op's outputs; the arguments are those of `prepare`."""
+def apply(
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    settings: Hashable = None,
+    *,
+    quantizers: Sequence[GemmQuantizers | None] = (),
+    tp: Ranks | None = None,
+    fuse_wgrad_accumulation: bool = False,
+) -> Any:
+    """Return the op's outputs; the arguments are those of `prepare`."""
     rt = runtime.current()
     tensors = [None if tensor is None else dense(tensor) for tensor in tensors]
     program = prepare(rt, op, tensors, settings, quantizers, tp, fuse_wgrad_accumulation)
     return _Apply.apply(program, rt, quantizers, *tensors)
 
 
-def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
-    """The Program of an op for such arguments on a Runtime, recorded if there is none yet.
+def prepare(
+    rt: Runtime,
+    op: Op,
+    tensors: Sequence[Tensor | None],
+    settings: Hashable = None,
+    quantizers: Sequence[GemmQuantizers | None] = (),
+    tp: Ranks | None = None,
+    fuse_wgrad_accumulation: bool = False,
+) -> Program:
+    """Return the Program of an op for such arguments on a Runtime, recorded if there is none yet.
 
     op: an Op. tensors: contiguous, as its forward takes them, None where it takes that. settings: the op's own record,
     hashable. quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.

@@ -43,7 +43,7 @@ def _steps(steps: Steps) -> Iterator[str]:
         for index, shape, dtype in group.new:
             yield f"  allocate m{index} {shape} {str(dtype).removeprefix('paddle.')}"
         for call in group.calls:
-            if call.on_memory:
+            if call.arguments is None:
                 yield f"  a Python function on {', '.join(f'm{index}' for index in sorted(call.indices))}"
             else:
                 yield f"  {call.function}({', '.join(_argument(argument) for argument in call.arguments)})"

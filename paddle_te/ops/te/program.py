@@ -4,21 +4,31 @@ Afterwards only addresses change, which takes a fraction of the time that the op
 calls down, `steps` arranges and runs them, `autograd` is what the ops call.
 """
 
+from __future__ import annotations
+
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import paddle
+from paddle import Tensor
 
 from paddle_te import native
+from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.te.recording import (
+    Bases,
+    Memories,
+    Op,
     OpInputs,
+    Placeholder,
+    QuantizerSpec,
     RecordedQuantizers,
     RecordedRanks,
     Recorder,
     factor_pointers,
 )
-from paddle_te.ops.te.runtime import view
+from paddle_te.ops.te.runtime import Runtime, view
 from paddle_te.ops.te.steps import WHOLE, Steps
 
 DTYPES = {id(dtype): dtype for dtype in vars(paddle).values() if isinstance(dtype, paddle.dtype)}  # hash takes 1 µs
@@ -26,23 +36,23 @@ KEPT_PROGRAMS = 128  # of all streams together, each with 20 to 60 of TE's handl
 
 
 class TensorSpec(NamedTuple):
-    """All of a tensor that decides on an op's calls. dtype_id: id() of its dtype, as in DTYPES."""
+    """Hold all of a tensor that decides on an op's calls. dtype_id: id() of its dtype, as in DTYPES."""
 
-    shape: tuple
+    shape: tuple[int, ...]
     dtype_id: int
     stop_gradient: bool
 
 
 class Signature(NamedTuple):
-    """What a program is made for.
+    """Say what a program is made for.
 
     tensors: TensorSpecs, None for no tensor. quantizers: QuantizerSpecs of the GEMMs, None for one that is not in fp8.
     tp: a TensorParallel or None. train: whether a backward may follow. fuse: whether weights' gradients go to their
     main_grad. settings: the op's own record.
     """
 
-    tensors: tuple
-    quantizers: tuple
+    tensors: tuple[TensorSpec | None, ...]
+    quantizers: tuple[QuantizerSpec | None, ...]
     tp: Any
     train: bool
     fuse: bool
@@ -54,18 +64,18 @@ class _Backward(NamedTuple):
     it reads or returns."""
 
     steps: Steps
-    gradients: tuple
-    used: set
+    gradients: list[Placeholder | None]
+    used: set[int]
 
 
 class Program:
-    """An op for a Signature. Its runs share native tensors: one thread at a time.
+    """Run an op for a Signature. Its runs share native tensors: one thread at a time.
 
     inputs, outputs: what stands for them, OpInputs and Placeholders. steps: of the forward. activations: which of the
     tensors that a run keeps for its backward are needed by nobody else.
     """
 
-    def __init__(self, rt, op, signature):
+    def __init__(self, rt: Runtime, op: Op, signature: Signature) -> None:
         if any(spec is not None and 0 in spec.shape for spec in signature.tensors):
             raise ValueError("backend transformer_engine: a tensor has no elements; each rank needs tokens to compute")
         if any(signature.quantizers):
@@ -75,8 +85,9 @@ class Program:
         self.inputs = inputs = self._placeholders(signature)
         (outputs, self._saved), calls, allocated = self._recorder.record(rt, op.forward, inputs, signature.settings)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        self._fused, self._backwards = [], {}
-        self._read = set()  # the indices of what the backward reads or returns
+        self._fused: list[Placeholder] = []
+        self._backwards: dict[tuple[Runtime, tuple[bool, ...]], _Backward] = {}
+        self._read: set[int] = set()  # the indices of what the backward reads or returns
         wanted, shown = self._record_backward(rt, signature.fuse) if self.train else (set(), set())
         given = [(i, self.inputs.tensors[i]) for i in op.weights if self.train]
         self._weights_read = [(i, place.index in self._read) for i, place in given if place is not None]
@@ -89,8 +100,8 @@ class Program:
         shared = self._shared()
         self.activations = [position for position, index in enumerate(self._kept) if index not in shared]
 
-    def _shared(self):
-        """The indices of weights, of fp8 copies of them for several micro-batches, and of what all layers are given."""
+    def _shared(self) -> set[int]:
+        """Return the indices of weights, of fp8 copies of them that are kept, and of what all layers are given."""
         tensors = [
             place
             for i, place in enumerate(self.inputs.tensors)
@@ -100,8 +111,8 @@ class Program:
             [q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight]
         )
 
-    def _placeholders(self, signature):
-        """The OpInputs that stand for what the signature describes."""
+    def _placeholders(self, signature: Signature) -> OpInputs:
+        """Make the OpInputs that stand for what the signature describes."""
         recorder = self._recorder
         tensors = [
             spec and recorder.placeholder(spec.shape, DTYPES[spec.dtype_id], spec.stop_gradient)
@@ -111,8 +122,8 @@ class Program:
         ranks = signature.tp and RecordedRanks(recorder, signature.tp)
         return OpInputs(tuple(tensors), tuple(quantizers), ranks, signature.train)
 
-    def _record_backward(self, rt, fuse):
-        """(indices of the forward's memory that the backward wants, those that it shows to calls on memory)."""
+    def _record_backward(self, rt: Runtime, fuse: bool) -> tuple[set[int], set[int]]:
+        """Return (indices of the forward's memory that the backward wants, those that it shows to calls on memory)."""
         recorder = self._recorder
         self._grads = [recorder.placeholder(place.shape, place.dtype) for place in self.outputs]
         self._fused = [
@@ -126,8 +137,8 @@ class Program:
         used = backward.used.union([weight.index for weight in self._fused])
         return {index for index in used if index < first_of_backward}, backward.steps.shown
 
-    def _backward(self, rt, accumulate):
-        """The _Backward on a stream; accumulate: whether to add to each of the main gradients."""
+    def _backward(self, rt: Runtime, accumulate: tuple[bool, ...]) -> _Backward:
+        """Return the _Backward on a stream; accumulate: whether to add to each of the main gradients."""
         found = self._backwards.get((rt, accumulate))
         if found is None:
             for weight, add in zip(self._fused, accumulate, strict=True):
@@ -142,19 +153,22 @@ class Program:
             )
         return found
 
-    def recorded_backward(self, rt):
-        """The backward's (steps, Placeholders of the gradients), where there is one."""
+    def recorded_backward(self, rt: Runtime) -> tuple[Steps, list[Placeholder | None]]:
+        """Return the backward's (steps, Placeholders of the gradients), where there is one."""
         return self._backward(rt, (True,) * len(self._fused))[:2]
 
-    def forward(self, rt, quantizers, tensors):
-        """(outputs, kept): `backward` wants what was kept.
+    def forward(
+        self, rt: Runtime, quantizers: Sequence[GemmQuantizers | None], tensors: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Run the forward: (outputs, kept); `backward` wants what was kept.
 
         Sets read_in_backward of the weights: whether the backward reads them. In fp8 it does not, but their copies in
         fp8. Sharding stage 3 then gathers no weights for it (upstream/stage3_prefetch.py).
         """
         places = zip(self.inputs.tensors, tensors, strict=True)
-        given = [(place.index, tensor) for place, tensor in places if place is not None]
-        pairs = [pair for pair in zip(self.inputs.quantizers, quantizers, strict=True) if pair[0] is not None]
+        given = [(place.index, tensor) for place, tensor in places if tensor is not None]
+        both = zip(self.inputs.quantizers, quantizers, strict=True)
+        pairs = [(place, q) for place, q in both if q is not None]
         kept = [pair for pair in pairs if pair[0].cached_weight and not pair[0].update_weight]
         given += [(place.cached_weight.index, q.cached_weight) for place, q in kept]
         memories, bases = self._start(quantizers, given)
@@ -164,7 +178,9 @@ class Program:
             if place.update_weight:
                 q.cache_weight(place.cached_weight and memories[place.cached_weight.index])
         for i, is_read in self._weights_read:
-            tensors[i].read_in_backward = is_read
+            weight = tensors[i]
+            assert weight is not None  # as when it was recorded
+            weight.read_in_backward = is_read
         outputs = [memories[place.index] for place in self.outputs]
         for i, place in enumerate(self.outputs):
             if place in self.inputs.tensors:
@@ -174,8 +190,12 @@ class Program:
                 memories[place.index] = outputs[i].detach()
         return outputs, [memories[index] for index in self._kept]
 
-    def backward(self, rt, quantizers, kept, grads):
-        """The gradients of the tensors. Takes what it needs off the lists `kept` and `grads`, to let it go early.
+    def backward(
+        self, rt: Runtime, quantizers: Sequence[GemmQuantizers | None], kept: list[Tensor], grads: list[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the gradients of the tensors.
+
+        Takes what it needs off the lists `kept` and `grads`, to let it go early.
 
         A weight whose main gradient this has written has overwrite_main_grad, False; who sets it gets the next gradient
         in place of what the main gradient holds (TE's PyTorch modules know the same name).
@@ -194,6 +214,7 @@ class Program:
                 new.append((weight, main_grad))
             elif main_grad.dtype is not paddle.float32:
                 raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
+            assert place.main_grad is not None  # `_record_backward` has made it
             given.append((place.main_grad.index, main_grad))
         given += [(place.index, grad) for place, grad in zip(self._grads, grads, strict=True)]
         with self._lock:
@@ -210,13 +231,16 @@ class Program:
             weight.overwrite_main_grad = False
         return [None if place is None else memories[place.index] for place in recorded.gradients]
 
-    def _start(self, quantizers, given):
-        """(memories, bases) by index, with what is `given` as (index, tensor)."""
-        memories, bases = [None] * self._recorder.count, [0] * self._recorder.count
+    def _start(
+        self, quantizers: Sequence[GemmQuantizers | None], given: Sequence[tuple[int, Tensor]]
+    ) -> tuple[Memories, Bases]:
+        """Return (memories, bases) by index, with what is `given` as (index, tensor)."""
+        memories: Memories = [None] * self._recorder.count
+        bases = [0] * self._recorder.count
         for index, tensor in given:
             memories[index], bases[index] = tensor, tensor.data_ptr()
         for place, of_call in zip(self.inputs.quantizers, quantizers, strict=True):
-            if place is not None and place.factors:
+            if of_call is not None and place.factors:
                 bases[place.factors.start : place.factors.stop] = factor_pointers(of_call)
         return memories, bases
 

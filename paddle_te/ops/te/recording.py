@@ -5,47 +5,57 @@ numbers in memory: for the same sizes, dtypes and settings they make the same ca
 the place of the Runtime and with Placeholders in the place of tensors. `steps` runs what was recorded on real memory.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from operator import methodcaller
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from paddle_te.fp8 import BlockScaling, StoredScaling, TensorScaling
+from paddle import Tensor
+
+from paddle_te.fp8 import BlockScaling, GemmQuantizers, StoredScaling, TensorScaling
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.packing import SIZES
+from paddle_te.ops.te.runtime import Runtime
 
 OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim/calls.h
 
+Allocated: TypeAlias = dict[int, tuple[list[int], Any]]  # {index: (shape, dtype)}
+Memories: TypeAlias = list[Any]  # tensors by index, None where there is none at that time
+Bases: TypeAlias = list[int]  # their addresses
+OnMemory: TypeAlias = Callable[[Memories, Bases], None]
+
 
 class Op(NamedTuple):
-    """An operation with its gradient.
+    """Describe an operation with its gradient.
 
     forward(rt, inputs, settings): (output or outputs, saved); inputs: an OpInputs, settings: the op's own record.
     backward(rt, saved, *grads): the gradients of the tensors, None where there is none.
     weights: which tensors are GEMMs' weights.
     """
 
-    forward: Callable
-    backward: Callable
-    weights: tuple = ()
+    forward: Callable[..., tuple[Any, Any]]
+    backward: Callable[..., Sequence[Placeholder | None]]
+    weights: tuple[int, ...] = ()
 
 
 class OpInputs(NamedTuple):
-    """What an op's forward works on.
+    """Hold what an op's forward works on.
 
     tensors: Placeholders, None where the caller gave None. quantizers: RecordedQuantizers of each GEMM, None where it
     is not in fp8. tp: RecordedRanks, None for one rank. train: whether a backward may follow.
     """
 
-    tensors: tuple
-    quantizers: tuple
-    tp: Any
+    tensors: tuple[Any, ...]
+    quantizers: tuple[Any, ...]
+    tp: RecordedRanks | None
     train: bool
 
 
 class Placeholder:
-    """Memory that is another in each run, or rows of it. An op's functions take it for a contiguous Paddle tensor.
+    """Stand for memory that is another in each run, or for rows of it.
 
     index: its number among the memories of a run. first: for `rows` the number of the first one, else None.
     main_grad: the Placeholder to put a weight's gradient in, or to add it to (accumulate); None: memory of its own.
@@ -53,46 +63,55 @@ class Placeholder:
 
     __slots__ = ("index", "shape", "dtype", "stop_gradient", "first", "main_grad", "accumulate")
 
-    def __init__(self, index, shape=(), dtype=None, stop_gradient=True, first=None):
+    def __init__(
+        self,
+        index: int,
+        shape: Sequence[int] = (),
+        dtype: Any = None,
+        stop_gradient: bool = True,
+        first: int | None = None,
+    ) -> None:
         self.index, self.shape, self.dtype, self.stop_gradient = index, list(shape), dtype, stop_gradient
-        self.first, self.main_grad, self.accumulate = first, None, None
+        self.first = first
+        self.main_grad: Placeholder | None = None
+        self.accumulate: bool | None = None
 
-    def data_ptr(self):
-        """What stands for the address until a run knows it."""
+    def data_ptr(self) -> int:
+        """Return what stands for the address until a run knows it."""
         offset = 0 if self.first is None else self.first * self.shape[-1] * SIZES[self.dtype]
         return self.index << OFFSET_BITS | offset
 
-    def reshaped(self, shape):
-        """The same memory."""
+    def reshaped(self, shape: Sequence[int]) -> Placeholder:
+        """Stand for the same memory in another shape."""
         return Placeholder(self.index, shape, self.dtype, self.stop_gradient)
 
-    def rows(self, first, count):
-        """So many rows [count, cols] of the memory, [..., cols], from one of them on."""
+    def rows(self, first: int, count: int) -> Placeholder:
+        """Stand for so many rows [count, cols] of the memory, [..., cols], from one of them on."""
         first += self.first or 0
         return Placeholder(self.index, [count, self.shape[-1]], self.dtype, self.stop_gradient, first)
 
-    def of(self, memory):
-        """What it stands for in a run, of the memory with its index."""
+    def of(self, memory: Tensor) -> Tensor:
+        """Return what it stands for in a run, of the memory with its index."""
         if self.first is None:
             return memory
         return runtime.view(memory, [-1, self.shape[-1]])[self.first : self.first + self.shape[0]]
 
 
 class Call(NamedTuple):
-    """A recorded call.
+    """Describe a recorded call.
 
     function: the name of one of TE's functions, with its arguments; or what takes (memories, bases) by index, without.
     tensors: the native tensors among the arguments. indices: of all memory that the call reads or writes.
     """
 
-    function: str | Callable
-    arguments: tuple | None
-    tensors: tuple
-    indices: set
+    function: str | OnMemory
+    arguments: tuple[Any, ...] | None
+    tensors: tuple[Any, ...]
+    indices: set[int]
 
     @property
-    def on_memory(self):
-        """Whether it is a Python function on Paddle tensors."""
+    def on_memory(self) -> bool:
+        """Say whether it is a Python function on Paddle tensors."""
         return self.arguments is None
 
 
@@ -100,59 +119,64 @@ class Recording(NamedTuple):
     """result: what the function returned. calls: [Call]. allocated: {index: (shape, dtype)} of what it allocated."""
 
     result: Any
-    calls: list
-    allocated: dict
+    calls: list[Call]
+    allocated: Allocated
 
 
 class _Calls:
-    """In the place of the native module: takes down what is called."""
+    """Take down what is called, in the place of the native module."""
 
-    def __init__(self, record):
+    def __init__(self, record: Callable[..., None]) -> None:
         self._record = record
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable[..., None]:
         return partial(self._record, name)
 
 
 class Recorder(runtime.Runtime):
-    """In the place of a Runtime, while an op's functions run on Placeholders. count: of their indices, from 0."""
+    """Stand in the place of a Runtime, while an op's functions run on Placeholders. count: of their indices, from 0."""
 
-    def __init__(self, native):
-        self.te, self._native, self.count = _Calls(self._take_down), native, 1
-        self._indices_of = {}  # native tensor -> the indices of the memory it lies in
+    def __init__(self, native: Any) -> None:
+        self.te: Any = _Calls(self._take_down)
+        self._native, self.count = native, 1
+        self._indices_of: dict[Any, set[int]] = {}  # native tensor -> the indices of the memory it lies in
 
-    def record(self, rt, function, *arguments):
-        """The Recording of function(self, *arguments) on the stream of a Runtime."""
-        self.stream, self._taken, self._allocated = rt.stream, [], {}
+    def record(self, rt: Runtime, function: Callable[..., Any], *arguments: Any) -> Recording:
+        """Return the Recording of function(self, *arguments) on the stream of a Runtime."""
+        self.stream = rt.stream
+        self._taken: list[Call] = []
+        self._allocated: Allocated = {}
         return Recording(function(self, *arguments), self._taken, self._allocated)
 
-    def placeholder(self, *arguments):
-        """A new Placeholder(*arguments after the index), of memory that comes from elsewhere."""
+    def placeholder(self, *arguments: Any) -> Placeholder:
+        """Make a new Placeholder(*arguments after the index), of memory that comes from elsewhere."""
         self.count += 1
         return Placeholder(self.count - 1, *arguments)
 
-    def empty(self, shape, dtype):
-        """A new Placeholder of memory that each run allocates."""
+    def empty(self, shape: Sequence[int], dtype: Any) -> Placeholder:  # type: ignore[override]  # for a tensor
+        """Make a new Placeholder of memory that each run allocates."""
         placeholder = self.placeholder(shape, dtype)
         self._allocated[placeholder.index] = list(shape), dtype
         return placeholder
 
-    def tensor(self, data, shape, code, *addresses):
-        """A native tensor that each run moves. Not one that is kept: another's would move with it."""
+    def tensor(self, data: int, shape: tuple[int, ...], code: int, *addresses: int) -> Any:
+        """Make a native tensor that each run moves; not one that is kept: another's would move with it."""
         tensor = self._native.Tensor(data, shape, code, *addresses)
         self._indices_of[tensor] = {address >> OFFSET_BITS for address in (data, *addresses)} - {0}
         return tensor
 
-    def _take_down(self, name, *arguments):
+    def _take_down(self, name: str, *arguments: Any) -> None:
         tensors = tuple([argument for argument in arguments if argument in self._indices_of])
         indices = {argument >> OFFSET_BITS for argument in arguments if type(argument) is int and argument > 0} - {0}
         indices = indices.union(*[self._indices_of[tensor] for tensor in tensors])
         self._taken.append(Call(name, arguments, tensors, indices))
 
-    def on_memory(self, function, *placeholders, out=None):
+    def on_memory(
+        self, function: Callable[..., Any], *placeholders: Placeholder, out: Placeholder | None = None
+    ) -> Any:
         """Calls function(*tensors) in each run; what it returns is the memory of the new Placeholder `out`, if any."""
 
-        def run(memories, bases):
+        def run(memories: Memories, bases: Bases) -> None:
             result = function(*[placeholder.of(memories[placeholder.index]) for placeholder in placeholders])
             if out is not None:
                 memories[out.index], bases[out.index] = result, result.data_ptr()
@@ -162,51 +186,51 @@ class Recorder(runtime.Runtime):
 
 
 class RecordedRanks:
-    """In the place of a TensorParallel: its collectives are calls on memory."""
+    """Stand in the place of a TensorParallel: its collectives are calls on memory."""
 
-    def __init__(self, recorder, tp):
+    def __init__(self, recorder: Recorder, tp: Any) -> None:
         self._recorder, self._tp = recorder, tp
         self.rank, self.size = tp.rank, tp.size
         self.sequence_parallel = tp.sequence_parallel
 
-    def all_gather(self, x):
+    def all_gather(self, x: Placeholder) -> Placeholder:
         return self._call(self._tp.all_gather, x, self._gathered_shape(x))
 
-    def start_all_gather(self, x):
-        """What `finish` makes `all_gather`'s result of."""
+    def start_all_gather(self, x: Placeholder) -> Placeholder:
+        """Start what `finish` makes `all_gather`'s result of."""
         return self._call(self._tp.start_all_gather, x, self._gathered_shape(x))
 
-    def _gathered_shape(self, x):
+    def _gathered_shape(self, x: Placeholder) -> list[int]:
         return [x.shape[0] * self._tp.size, *x.shape[1:]]
 
-    def _call(self, function, x, shape):
+    def _call(self, function: Callable[..., Any], x: Placeholder, shape: Sequence[int]) -> Placeholder:
         return self._recorder.on_memory(function, x, out=self._recorder.placeholder(shape, x.dtype))
 
-    def all_reduce(self, x):
-        """In place."""
+    def all_reduce(self, x: Placeholder) -> Placeholder:
+        """Sum in place."""
         self._recorder.on_memory(self._tp.all_reduce, x)
         return x
 
-    def finish(self, pending):
+    def finish(self, pending: Placeholder) -> Placeholder:
         return self._call(methodcaller("wait"), pending, pending.shape)
 
-    def output_shape(self, shape):
-        """What `reduce_output` makes of a shape."""
+    def output_shape(self, shape: Sequence[int]) -> Sequence[int]:
+        """Return what `reduce_output` makes of a shape."""
         return [shape[0] // self._tp.size, *shape[1:]] if self.sequence_parallel else shape
 
-    def reduce_output(self, y):
+    def reduce_output(self, y: Placeholder) -> Placeholder:
         if not self.sequence_parallel:
             self._recorder.on_memory(self._tp.reduce_output, y)  # in place
             return y
         return self._call(self._tp.reduce_output, y, self.output_shape(y.shape))
 
-    def start_reduce_output(self, y):
-        """What `finish` makes `reduce_output`'s result of."""
+    def start_reduce_output(self, y: Placeholder) -> Placeholder:
+        """Start what `finish` makes `reduce_output`'s result of."""
         return self._call(self._tp.start_reduce_output, y, self.output_shape(y.shape))
 
 
 class QuantizerSpec(NamedTuple):
-    """All of a GemmQuantizers that decides on an op's calls.
+    """Hold all of a GemmQuantizers that decides on an op's calls.
 
     input, weight, grad_output: its quantizers' scalings. same_scales: whether all tensor parallel ranks quantize alike,
     so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them. records: whether
@@ -222,8 +246,8 @@ class QuantizerSpec(NamedTuple):
     records: bool
 
     @classmethod
-    def of(cls, quantizers, tp):
-        """Of a GemmQuantizers, for the ranks of a TensorParallel or None."""
+    def of(cls, quantizers: GemmQuantizers, tp: Any) -> QuantizerSpec:
+        """Describe a GemmQuantizers, for the ranks of a TensorParallel or None."""
         of_input = quantizers.input.scaling
         scalings = of_input, quantizers.weight.scaling, quantizers.grad_output.scaling
         same_scales = of_input.kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
@@ -232,20 +256,20 @@ class QuantizerSpec(NamedTuple):
 
 
 @lru_cache
-def _share_amaxes(tp, amax_group):
-    """Whether all tensor parallel ranks are in the group. tp: None for one rank."""
+def _share_amaxes(tp: Any, amax_group: Any) -> bool:
+    """Say whether all tensor parallel ranks are in the group. tp: None for one rank."""
     return amax_group is not None and (tp is None or {*tp.group.ranks} <= {*amax_group.ranks})
 
 
 class RecordedQuantizers:
-    """In the place of a GemmQuantizers.
+    """Stand in the place of a GemmQuantizers.
 
     factors: the indices that stand for numbers which lie elsewhere in each call (`factor_pointers`): all of delayed
     scaling's, and the scale_inv of a weight that exists in fp8 only.
     cached_weight: the Placeholder of the tensor that the kept fp8 weight lies in, None where there is none.
     """
 
-    def __init__(self, recorder, spec):
+    def __init__(self, recorder: Recorder, spec: QuantizerSpec) -> None:
         self.update_weight, self.keeps_weight, self.same_scales = (
             spec.update_weight, spec.keeps_weight, spec.same_scales
         )  # fmt: skip
@@ -266,8 +290,8 @@ class RecordedQuantizers:
         self.cached_weight = None if spec.update_weight or stored else recorder.placeholder()
 
 
-def factor_pointers(quantizers):
-    """The addresses of a GemmQuantizers' numbers, in the order of `RecordedQuantizers.factors`."""
+def factor_pointers(quantizers: GemmQuantizers) -> tuple[int, ...]:
+    """Return the addresses of a GemmQuantizers' numbers, in the order of `RecordedQuantizers.factors`."""
     i, w, g = quantizers.input, quantizers.weight, quantizers.grad_output
     return (
         i.scale_ptr, i.amax_ptr, i.scale_inv_ptr,

@@ -69,7 +69,7 @@ class Runtime:
     """
 
     def __init__(self, raw_stream: int) -> None:
-        self.te = native.load()
+        self.te: Any = native.load()
         self.tensor = kept_tensors(self.te.Tensor)
         self.place = paddle.framework._current_expected_place()
         self.stream = self.te.Stream(raw_stream, lambda size: self.empty([size], paddle.uint8))

@@ -4,42 +4,50 @@ Memory is allocated before the first call that uses it and let go after the last
 One native Sequence runs all calls between two allocations.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import paddle
 
 from paddle_te.ops.te import packing
 from paddle_te.ops.te.packing import Block, byte_count, pack
+from paddle_te.ops.te.recording import Allocated, Bases, Call, Memories
+from paddle_te.ops.te.runtime import Runtime
 
 WHOLE = 0  # the index of the one allocation that joined memory lies in; Placeholders count from 1
+New = tuple[int, list[int], Any]  # (index, shape, dtype) of what is to be allocated
 
 
 class _Group(NamedTuple):
-    """Calls without an allocation between them.
+    """Hold calls without an allocation between them.
 
     new: [(index, shape, dtype)] to allocate before. ends: indices of memory that nobody uses afterwards.
     """
 
-    new: list
-    calls: list
-    ends: list
+    new: list[New]
+    calls: list[Call]
+    ends: list[int]
 
 
 class _Step(NamedTuple):
-    """What runs a _Group: `run` takes (memories, bases) if on_memory, (bases) otherwise."""
+    """Run a _Group: `run` takes (memories, bases) if on_memory, (bases) otherwise."""
 
-    new: list
+    new: list[New]
     on_memory: bool
-    run: Callable
-    ends: list
+    run: Callable[..., None]
+    ends: list[int]
 
     @classmethod
-    def of(cls, native, group, moved):
-        """moved: the native tensors that earlier steps have moved; this one's join them."""
+    def of(cls, native: Any, group: _Group, moved: set[Any]) -> _Step:
+        """Make the step of a _Group.
+
+        moved: the native tensors that earlier steps have moved; this one's join them.
+        """
         calls = group.calls
-        if calls[0].on_memory:
-            return cls(group.new, True, calls[0].function, group.ends)
+        if not isinstance(function := calls[0].function, str):
+            return cls(group.new, True, function, group.ends)
         tensors = dict.fromkeys(t for call in calls for t in call.tensors if t not in moved)
         moved.update(tensors)
         sequence = native.Sequence(tuple(tensors), tuple([(call.function, call.arguments) for call in calls]))
@@ -47,7 +55,7 @@ class _Step(NamedTuple):
 
 
 class Steps:
-    """What runs a list of calls.
+    """Run a list of calls.
 
     Args:
         native: the native module.
@@ -63,7 +71,14 @@ class Steps:
     groups, temporary, kept: what `listing` prints: the calls between allocations, and the two Packings.
     """
 
-    def __init__(self, native, calls, allocated, stay, keep=frozenset()):
+    def __init__(
+        self,
+        native: Any,
+        calls: Sequence[Call],
+        allocated: Allocated,
+        stay: set[int],
+        keep: set[int] | frozenset[int] = frozenset(),
+    ) -> None:
         first, last = _uses(calls)
         self.shown = set().union(*[call.indices for call in calls if call.on_memory])
         joinable = first.keys() & allocated.keys() - self.shown - stay
@@ -75,7 +90,8 @@ class Steps:
         own = sorted(first.keys() & allocated.keys() - elsewhere)
         if sum([byte_count(*allocated[index]) for index in own]) <= packing.JOINED:
             first = dict.fromkeys(first, 0)  # one step for all calls
-        self.groups = groups = []
+        self.groups: list[_Group] = []
+        groups = self.groups
         for i, call in enumerate(calls):
             new = [(index, *allocated[index]) for index in own if first[index] == i]
             if not groups or new or call.on_memory or groups[-1].calls[-1].on_memory:
@@ -83,16 +99,16 @@ class Steps:
             groups[-1].calls.append(call)
             used = sorted(call.indices - elsewhere - stay - keep)
             groups[-1].ends.extend([index for index in used if last[index] == i])
-        moved = set()
+        moved = set[Any]()
         self._steps = [_Step.of(native, group, moved) for group in groups]
 
-    def locate_joined(self, bases):
-        """Puts in where the joined memory is, for that of the whole in bases[WHOLE]."""
+    def locate_joined(self, bases: Bases) -> None:
+        """Put in where the joined memory is, for that of the whole in bases[WHOLE]."""
         for index, offset in self.kept.offsets:
             bases[index] = bases[WHOLE] + offset
 
-    def run(self, rt, memories, bases):
-        """Runs the calls on a Runtime. memories, bases: tensors and addresses by index, completed here."""
+    def run(self, rt: Runtime, memories: Memories, bases: Bases) -> None:
+        """Run the calls on a Runtime. memories, bases: tensors and addresses by index, completed here."""
         if self.kept.size:
             memories[WHOLE] = rt.empty([self.kept.size], paddle.uint8)
             bases[WHOLE] = memories[WHOLE].data_ptr()
@@ -114,9 +130,10 @@ class Steps:
                 memories[index] = None
 
 
-def _uses(calls):
-    """({index: number of the first call that uses the memory}, {index: that of the last one})."""
-    first, last = {}, {}
+def _uses(calls: Sequence[Call]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return ({index: number of the first call that uses the memory}, {index: that of the last one})."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for i, call in enumerate(calls):
         for index in call.indices:
             first.setdefault(index, i)
