@@ -139,7 +139,7 @@ class QKNorm(NamedTuple):
         return kernel(f"qk_norm_{direction}_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, **options)
 
 
-def check_head(d: int, dtype: DType, turn: Turn) -> None:
+def check_head(d: int, dtype: int, turn: Turn) -> None:
     """Raise ValueError for heads of d numbers that the kernels do not take."""
     vector = ELEMENTS[dtype][1]
     vectors, rest = divmod(d, 2 * vector)

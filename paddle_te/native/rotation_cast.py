@@ -11,7 +11,6 @@ from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.qk_norm import QKNorm, check_head
 from paddle_te.native.rope import WHOLE, Turn, packed
-from paddle_te.native.types import DType
 
 _BLOCK = 256
 _NO_NORM = QKNorm(0, 0, 0.0)
@@ -44,7 +43,7 @@ def rotation_cast(
     heads: int,
     kv_heads: int,
     d: int,
-    dtype: DType,
+    dtype: int,
     turn: Turn = WHOLE,
 ) -> None:
     """Fill the target from the packed buffer `qkv` [tokens, (heads + 2 kv_heads) d]. norm: None for none."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paddle import Tensor
 
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te import autograd, kernel_choice, swiglu
-from paddle_te.ops.te.gemm import cast_in_kernels, drop_data, grad_pieces
+from paddle_te.ops.te.gemm import BiasGradient, cast_in_kernels, drop_data, grad_pieces
 from paddle_te.ops.te.input_store import StoredInput
-from paddle_te.ops.te.quantized import Float8Matrix, new_float8, quantize, rowwise_pieces
-from paddle_te.ops.te.recording import Op
-from paddle_te.ops.te.runtime import Matrix, dtype_code
+from paddle_te.ops.te.quantized import Float8Matrix, Pieces, new_float8, quantize, rowwise_pieces
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, Recorder
+from paddle_te.ops.te.runtime import Matrix, Runtime, dtype_code
 
 
 class _Kernels(NamedTuple):
-    """TE's names of an activation's functions: itself and its gradient, and the gradient in fp8 with its transpose,
-    alone and with the sum of its rows, None where there is none."""
+    """Hold TE's names of an activation's functions.
+
+    Itself and its gradient, and the gradient in fp8 with its transpose, alone and with the sum of its rows, None where
+    there is none.
+    """
 
     forward: str
     backward: str
@@ -25,7 +28,7 @@ class _Kernels(NamedTuple):
     to_fp8_with_dbias: str | None
 
     @classmethod
-    def of(cls, activation):
+    def of(cls, activation: str) -> _Kernels:
         backward = f"d{activation}"
         if FC1_WIDTHS[activation] == 2:
             return cls(activation, backward, f"{backward}_cast_transpose", None)
@@ -35,8 +38,16 @@ class _Kernels(NamedTuple):
 _KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
 
 
-def activated(rt, hidden, code, quantizers, activation, pieces=None, store=None):
-    """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel.
+def activated(
+    rt: Runtime,
+    hidden: Matrix | StoredInput,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    activation: str,
+    pieces: tuple[Pieces, Pieces | None] | None = None,
+    store: StoredInput | None = None,
+) -> Matrix | Float8Matrix:
+    """Return the activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel.
 
     hidden: a Matrix, or a StoredInput. pieces: (rowwise, columnwise) for fp8; None: new ones for both. store: a
     StoredInput of `hidden` to fill, or None.
@@ -45,14 +56,14 @@ def activated(rt, hidden, code, quantizers, activation, pieces=None, store=None)
     if quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.input):
         return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces), store)
     if (store or isinstance(hidden, StoredInput)) and kernel_choice.swiglu_of_stored(rt, activation, shape):
-        act = rt.new_matrix(shape, (store or hidden).dtype, code)
+        act = rt.new_matrix(shape, _dtype(hidden), code)
         swiglu.forward_plain(rt, hidden, code, act, store)
         return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
+    hidden = _in_16_bits(rt, hidden)
     if store:
         store.fill(rt, hidden)
-    hidden = _in_16_bits(rt, hidden)
     activate = getattr(rt.te, _KERNELS[activation].forward)
-    if cast_in_kernels(quantizers):
+    if quantizers is not None and cast_in_kernels(quantizers):
         act = new_float8(rt, shape, quantizers.input, pieces)
         activate(hidden.native, act.native, rt.stream)
         return act
@@ -61,37 +72,64 @@ def activated(rt, hidden, code, quantizers, activation, pieces=None, store=None)
     return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
 
 
-def _in_16_bits(rt, hidden):
+def _dtype(hidden: Matrix | StoredInput) -> Any:
+    return hidden.dtype if isinstance(hidden, StoredInput) else hidden.memory.dtype
+
+
+def _in_16_bits(rt: Runtime, hidden: Matrix | StoredInput) -> Matrix:
     return hidden.restored(rt) if isinstance(hidden, StoredInput) else hidden
 
 
-def activated_in_both(rt, hidden, code, quantizers, activation, wgrad, store=None):
-    """(the activation's output, a Matrix; the same as a GEMM reads it, or None where the GEMM is to cast it). wgrad:
-    whether the GEMM's weight gets a gradient. The rest as `activated`."""
+def activated_in_both(
+    rt: Runtime,
+    hidden: Matrix | StoredInput,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    activation: str,
+    wgrad: bool,
+    store: StoredInput | None = None,
+) -> tuple[Matrix | Float8Matrix, Float8Matrix | None]:
+    """Return (the activation's output, a Matrix; the same as a GEMM reads it, or None where the GEMM is to cast it).
+
+    wgrad: whether the GEMM's weight gets a gradient. The rest as `activated`.
+    """
     if quantizers is None or not kernel_choice.swiglu(rt, activation, quantizers.input):
         return activated(rt, hidden, code, None, activation, store=store), None
-    shape, dtype = (hidden.shape[0], hidden.shape[1] // 2), (store or hidden.memory).dtype
+    shape, dtype = (hidden.shape[0], hidden.shape[1] // 2), _dtype(hidden)
     pieces = None if wgrad else rowwise_pieces(rt, shape, quantizers.input)
     act, quantized = rt.new_matrix(shape, dtype, code), new_float8(rt, shape, quantizers.input, pieces)
     swiglu.forward_plain(rt, hidden, code, act, store, quantized)
     return act, quantized
 
 
-def activated_again(rt, hidden, code, quantizers, activation):
-    """In backward: what forward has not kept of `activated`."""
+def activated_again(
+    rt: Runtime, hidden: Matrix | StoredInput, code: int, quantizers: RecordedQuantizers | None, activation: str
+) -> Matrix | Float8Matrix:
+    """Compute in backward what forward has not kept of `activated`."""
     act = activated(rt, hidden, code, quantizers, activation)
     drop_data(rt, act)
     return act
 
 
-def activation_backward(rt, dact, hidden, activation, dtype, code, quantizers, dbias):
-    """The gradient of fc1's output as the operand of its backward GEMMs. hidden: a Matrix, or a StoredInput. dbias: a
-    BiasGradient, filled here in fp8."""
+def activation_backward(
+    rt: Runtime,
+    dact: Matrix,
+    hidden: Matrix | StoredInput,
+    activation: str,
+    dtype: Any,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    dbias: BiasGradient | None,
+) -> Matrix | Float8Matrix:
+    """Return the gradient of fc1's output as the operand of its backward GEMMs.
+
+    hidden: a Matrix, or a StoredInput. dbias: a BiasGradient, filled here in fp8.
+    """
     kernels = _KERNELS[activation]
     if quantizers is not None and dbias is None and kernel_choice.swiglu(rt, activation, quantizers.grad_output):
         return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
     kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
-    if kernel is None or not cast_in_kernels(quantizers):
+    if kernel is None or quantizers is None or not cast_in_kernels(quantizers):
         grad = activation_backward_plain(rt, dact, hidden, activation, dtype, code)
         if quantizers is None:
             return grad
@@ -102,8 +140,13 @@ def activation_backward(rt, dact, hidden, activation, dtype, code, quantizers, d
     return grad
 
 
-def activation_backward_plain(rt, dact, hidden, activation, dtype, code):
-    """The Matrix of the gradient of fc1's output. hidden: a Matrix, or a StoredInput."""
+def activation_backward_plain(
+    rt: Runtime, dact: Matrix, hidden: Matrix | StoredInput, activation: str, dtype: Any, code: int
+) -> Matrix:
+    """Return the Matrix of the gradient of fc1's output.
+
+    hidden: a Matrix, or a StoredInput.
+    """
     grad = rt.new_matrix(hidden.shape, dtype, code)
     if isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape):
         swiglu.backward_plain(rt, dact, hidden, code, grad)
@@ -114,24 +157,40 @@ def activation_backward_plain(rt, dact, hidden, activation, dtype, code):
 
 
 class ActivationGradient(NamedTuple):
-    """grad: the Matrix of the gradient of fc1's output. quantized: the same as fc1's backward GEMMs read it, None where
-    these are to cast it. act: the Matrix of the activation's output where it was wanted again."""
+    """Hold the gradient of fc1's output.
+
+    grad: its Matrix. quantized: the same as fc1's backward GEMMs read it, None where these are to cast it. act: the
+    Matrix of the activation's output where it was wanted again.
+    """
 
     grad: Matrix
     quantized: Float8Matrix | None
-    act: Matrix | None
+    act: Matrix | Float8Matrix | None
 
 
-def activation_backward_in_both(rt, dact, hidden, activation, dtype, code, quantizers, weight, again):
-    """An ActivationGradient. weight: fc1's, whose bias gets no gradient. again: whether the output is wanted; SwiGLU's
-    kernel writes it in passing. The rest as `activation_backward`."""
+def activation_backward_in_both(
+    rt: Runtime,
+    dact: Matrix,
+    hidden: Matrix | StoredInput,
+    activation: str,
+    dtype: Any,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    weight: Placeholder,
+    again: bool,
+) -> ActivationGradient:
+    """Return an ActivationGradient.
+
+    weight: fc1's, whose bias gets no gradient. again: whether the output is wanted; SwiGLU's kernel writes it in
+    passing. The rest as `activation_backward`.
+    """
     in_fp8 = quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.grad_output)
     of_stored = isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape)
     if not (in_fp8 or of_stored):
         act = activated(rt, hidden, code, None, activation) if again else None
         return ActivationGradient(activation_backward_plain(rt, dact, hidden, activation, dtype, code), None, act)
     grad, quantized = rt.new_matrix(hidden.shape, dtype, code), None
-    if in_fp8:
+    if quantizers is not None and in_fp8:
         pieces = grad_pieces(rt, hidden.shape, quantizers, weight)
         quantized = new_float8(rt, hidden.shape, quantizers.grad_output, pieces)
     act = rt.new_matrix(dact.shape, dtype, code) if again else None
@@ -139,7 +198,9 @@ def activation_backward_in_both(rt, dact, hidden, activation, dtype, code, quant
     return ActivationGradient(grad, quantized, act)
 
 
-def _activate_forward(rt, inputs, kernels):
+def _activate_forward(
+    rt: Recorder, inputs: OpInputs, kernels: _Kernels
+) -> tuple[Placeholder, tuple[Placeholder, Matrix, int, _Kernels]]:
     (x,) = inputs.tensors
     code = dtype_code("x", x)
     hidden = rt.matrix(x, code)
@@ -149,7 +210,9 @@ def _activate_forward(rt, inputs, kernels):
     return out, (x, hidden, code, kernels)
 
 
-def _activate_backward(rt, saved, dy):
+def _activate_backward(
+    rt: Recorder, saved: tuple[Placeholder, Matrix, int, _Kernels], dy: Placeholder
+) -> tuple[Placeholder]:
     x, hidden, code, kernels = saved
     dx = rt.empty(x.shape, x.dtype)
     operands = rt.matrix(dy, code).native, hidden.native, rt.matrix(dx, code).native
@@ -161,5 +224,5 @@ _ACTIVATE = Op(_activate_forward, _activate_backward)
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
+    """Activate x by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
     return autograd.apply(_ACTIVATE, (x,), _KERNELS[activation])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from paddle_te.fp8 import Quantizer
 from paddle_te.native import rmsnorm
+from paddle_te.ops.te.recording import RecordedQuantizer
 from paddle_te.ops.te.runtime import Runtime
 
 BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
 ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for a tensor
 
 
-def swiglu(rt: Runtime, activation: str, quantizer: Quantizer) -> bool:
+def swiglu(rt: Runtime, activation: str, quantizer: RecordedQuantizer) -> bool:
     """Say whether SwiGLU, or its gradient, is computed and cast in one pass."""
     return activation == "swiglu" and quantizer.kind in ONE_SCALE and rt.stream.capability < BLACKWELL
 
@@ -31,12 +31,12 @@ def cast() -> bool:
     return True
 
 
-def rotation_cast(quantizer: Quantizer) -> bool:
+def rotation_cast(quantizer: RecordedQuantizer) -> bool:
     """Say whether q, k and v are cast to fp8 in the pass that norms and rotates q and k. quantizer: theirs."""
     return quantizer.kind == "delayed" and quantizer.dtype == "e4m3"
 
 
-def norm(rt: Runtime, hidden: int, code: int, quantizer: Quantizer) -> bool:
+def norm(rt: Runtime, hidden: int, code: int, quantizer: RecordedQuantizer) -> bool:
     """Say whether RMSNorm is computed and cast in one pass behind a pass for the rows' statistics.
 
     code: its dtype.

@@ -168,9 +168,9 @@ class Program:
         places = zip(self.inputs.tensors, tensors, strict=True)
         given = [(place.index, tensor) for place, tensor in places if tensor is not None]
         both = zip(self.inputs.quantizers, quantizers, strict=True)
-        pairs = [(place, q) for place, q in both if q is not None]
-        kept = [pair for pair in pairs if pair[0].cached_weight and not pair[0].update_weight]
-        given += [(place.cached_weight.index, q.cached_weight) for place, q in kept]
+        pairs = [(place, q) for place, q in both if place is not None and q is not None]
+        kept = [(place.cached_weight, q.cached_weight) for place, q in pairs if not place.update_weight]
+        given += [(place.index, weight) for place, weight in kept if place is not None and weight is not None]
         memories, bases = self._start(quantizers, given)
         with self._lock:
             self.steps.run(rt, memories, bases)
@@ -240,7 +240,7 @@ class Program:
         for index, tensor in given:
             memories[index], bases[index] = tensor, tensor.data_ptr()
         for place, of_call in zip(self.inputs.quantizers, quantizers, strict=True):
-            if of_call is not None and place.factors:
+            if place is not None and of_call is not None and place.factors:
                 bases[place.factors.start : place.factors.stop] = factor_pointers(of_call)
         return memories, bases
 

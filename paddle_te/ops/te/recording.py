@@ -8,9 +8,9 @@ the place of the Runtime and with Placeholders in the place of tensors. `steps` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import methodcaller
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 from paddle import Tensor
@@ -49,7 +49,7 @@ class OpInputs(NamedTuple):
     """
 
     tensors: tuple[Any, ...]
-    quantizers: tuple[Any, ...]
+    quantizers: tuple[RecordedQuantizers | None, ...]
     tp: RecordedRanks | None
     train: bool
 
@@ -261,6 +261,18 @@ def _share_amaxes(tp: Any, amax_group: Any) -> bool:
     return amax_group is not None and (tp is None or {*tp.group.ranks} <= {*amax_group.ranks})
 
 
+@dataclass(slots=True)
+class RecordedQuantizer:
+    """Stand in the place of a Quantizer, or of a StoredWeight. The addresses stand for numbers that are told later."""
+
+    scaling: TensorScaling | BlockScaling | StoredScaling
+    kind: str
+    dtype: str
+    scale_ptr: int = 0
+    amax_ptr: int = 0
+    scale_inv_ptr: int = 0
+
+
 class RecordedQuantizers:
     """Stand in the place of a GemmQuantizers.
 
@@ -275,9 +287,7 @@ class RecordedQuantizers:
         )  # fmt: skip
         first = recorder.count
         self.input, self.weight, self.grad_output = quantizers = [
-            SimpleNamespace(
-                scaling=scaling, kind=scaling.kind, dtype=scaling.dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0
-            )
+            RecordedQuantizer(scaling, scaling.kind, scaling.dtype)
             for scaling in (spec.input, spec.weight, spec.grad_output)
         ]
         stored = self.weight.kind == "stored"
@@ -287,7 +297,7 @@ class RecordedQuantizers:
                 if spec.records or quantizer.kind == "stored":
                     setattr(quantizer, name, address)
         self.factors = range(first, recorder.count)
-        self.cached_weight = None if spec.update_weight or stored else recorder.placeholder()
+        self.cached_weight: Placeholder | None = None if spec.update_weight or stored else recorder.placeholder()
 
 
 def factor_pointers(quantizers: GemmQuantizers) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class Matrix:
     """Hold a row-major matrix on a tensor's memory: `native` for TE's functions, `memory` to keep it alive."""
 
     __slots__ = ("memory", "native", "shape")
+    memory: Any  # a Placeholder where ops are recorded, else a Tensor
     split_accumulator = False  # see quantized.Float8Matrix
 
     def __init__(self, rt: Runtime, memory: Memory, shape: tuple[int, int], code: int) -> None:
