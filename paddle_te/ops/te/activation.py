@@ -64,9 +64,9 @@ def activated(
         store.fill(rt, hidden)
     activate = getattr(rt.te, _KERNELS[activation].forward)
     if quantizers is not None and cast_in_kernels(quantizers):
-        act = new_float8(rt, shape, quantizers.input, pieces)
-        activate(hidden.native, act.native, rt.stream)
-        return act
+        quantized = new_float8(rt, shape, quantizers.input, pieces)
+        activate(hidden.native, quantized.native, rt.stream)
+        return quantized
     act = rt.new_matrix(shape, hidden.memory.dtype, code)
     activate(hidden.native, act.native, rt.stream)
     return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)

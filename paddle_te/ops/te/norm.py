@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from paddle import Tensor
 
 from paddle_te.native import addition, rmsnorm
+from paddle_te.native.casts import CastTarget
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd, kernel_choice
-from paddle_te.ops.te.quantized import FP8, new_pieces
-from paddle_te.ops.te.recording import Op, Placeholder
-from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dtype_code
+from paddle_te.ops.te.quantized import FP8, Float8Matrix, Pieces, new_pieces
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, Recorder
+from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
+
+# of x, of the norm's weight and of its bias, None where there is none
+Gradients: TypeAlias = tuple[Placeholder | None, Placeholder | None, Placeholder | None]
 
 
 class NormSettings(NamedTuple):
-    """What a `paddle_te.ops.norms.Norm` has besides tensors."""
+    """Hold what a `paddle_te.ops.norms.Norm` has besides tensors."""
 
     eps: float
     zero_centered_gamma: bool
     recompute: bool
 
     @classmethod
-    def of(cls, norm):
+    def of(cls, norm: Norm | None) -> NormSettings:
         """norm: None for no norm."""
         return cls(0.0, False, False) if norm is None else cls(norm.eps, norm.zero_centered_gamma, norm.recompute)
 
 
 class Normed:
-    """x of a norm with its statistics, forward and backward.
+    """Hold x of a norm with its statistics, forward and backward.
 
     x: Matrix; weight: parameter; bias: LayerNorm's, None for RMSNorm. recompute: as a `Norm` has it. statistics_bytes:
     of what backward reads, native float32 [rows]: _rsigma, 1 / rms(x) or 1 / std(x), and for LayerNorm _mu, mean(x).
@@ -40,8 +45,17 @@ class Normed:
         "tensor", "x", "dtype", "code", "weight", "bias", "recompute", "statistics_bytes",
         "_settings", "_gamma", "_beta", "_mu", "_rsigma", "copy",
     )  # fmt: skip
+    copy: Placeholder | None
 
-    def __init__(self, rt, tensor, weight, bias, settings, code):
+    def __init__(
+        self,
+        rt: Recorder,
+        tensor: Placeholder,
+        weight: Placeholder,
+        bias: Placeholder | None,
+        settings: NormSettings,
+        code: int,
+    ) -> None:
         check_tensor("the norm's weight", weight, tensor.shape[-1:], tensor.dtype)
         if bias is not None:
             check_tensor("the norm's bias", bias, tensor.shape[-1:], tensor.dtype)
@@ -53,11 +67,11 @@ class Normed:
         self.copy = None
 
     @property
-    def _bytes_of_one(self):
+    def _bytes_of_one(self) -> int:
         return -(-4 * self.x.shape[0] // 256) * 256
 
-    def forward(self, rt, z, pieces=None):
-        """Writes the native tensor z, in x's dtype or fp8. pieces: Pieces for the statistics."""
+    def forward(self, rt: Recorder, z: Any, pieces: Pieces | None = None) -> None:
+        """Write the native tensor z, in x's dtype or fp8. pieces: Pieces for the statistics."""
         pieces = pieces or new_pieces(rt, self.statistics_bytes)
         eps, zero_centered_gamma, _ = self._settings
         self._rsigma = self._statistic(rt, pieces)
@@ -68,34 +82,39 @@ class Normed:
         operands = self.x.native, self._gamma, self._beta, eps
         rt.te.layernorm_fwd(*operands, z, self._mu, self._rsigma, rt.stream, zero_centered_gamma)
 
-    def output(self, rt):
-        """A new Placeholder of the norm's output, in x's dtype, which has a gradient where anything before it has."""
+    def output(self, rt: Recorder) -> Placeholder:
+        """Make a new Placeholder of the norm's output, in x's dtype; it has a gradient where anything before has."""
         out = rt.empty(self.tensor.shape, self.dtype)
         tensors = self.tensor, self.weight, self.bias
         out.stop_gradient = all([tensor is None or tensor.stop_gradient for tensor in tensors])
         self.forward(rt, rt.matrix(out, self.code).native)
         return out
 
-    def casts(self, rt, quantizer):
-        """Whether `forward_in_fp8` comes in the place of `forward`."""
+    def casts(self, rt: Recorder, quantizer: RecordedQuantizer) -> bool:
+        """Say whether `forward_in_fp8` comes in the place of `forward`."""
         return self._beta is None and kernel_choice.norm(rt, self.x.shape[1], self.code, quantizer)
 
-    def forward_in_fp8(self, rt, out, pieces=None, copies=False):
-        """Fills the Float8Matrix `out`, by our kernels. pieces: as forward's. copies: whether to make `copy`."""
+    def forward_in_fp8(
+        self, rt: Recorder, out: Float8Matrix, pieces: Pieces | None = None, copies: bool = False
+    ) -> None:
+        """Fill the Float8Matrix `out`, by our kernels.
+
+        pieces: as forward's. copies: whether to make `copy`.
+        """
         pieces, (eps, zero_centered_gamma, _) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
         at = pieces.take(self._bytes_of_one)
         self._rsigma = rt.tensor(at, self.x.shape[:1], FLOAT32)
         self.copy = rt.empty(self.tensor.shape, self.dtype) if copies else None
         operands = rt.te, rt.stream, self.x.memory.data_ptr(), self.weight.data_ptr(), at
-        copy = self.copy.data_ptr() if copies else 0
+        copy = 0 if self.copy is None else self.copy.data_ptr()
 
-        def statistics(amax):
+        def statistics(amax: int) -> None:
             rmsnorm.statistics(*operands, amax, copy, *self.x.shape, self.code, eps, zero_centered_gamma)
 
-        def cast(target, rounded):
+        def cast(target: CastTarget, rounded: bool) -> None:
             if target.data or target.transposed:
-                options = *self.x.shape, self.code, FP8[out.quantizer.dtype], zero_centered_gamma, rounded
-                rmsnorm.cast_transpose(*operands, target, *options)
+                of_x, float8 = (*self.x.shape, self.code), FP8[out.quantizer.dtype]
+                rmsnorm.cast_transpose(*operands, target, *of_x, float8, zero_centered_gamma, rounded)
             else:
                 statistics(target.amax)
 
@@ -103,13 +122,19 @@ class Normed:
             statistics(0)  # current scaling asks for them with the amax
         out.fill_by(rt, cast)
 
-    def _statistic(self, rt, pieces):
+    def _statistic(self, rt: Recorder, pieces: Pieces) -> Any:
         return rt.tensor(pieces.take(self._bytes_of_one), self.x.shape[:1], FLOAT32)
 
-    def backward(self, rt, dz, add=None, into=None):
-        """The gradients of x, the weight and the bias from the Matrix dz; the tensor `add`, the residual's gradient, is
-        added to that of x. into: the three tensors to write them to, None for new ones."""
+    def backward(
+        self, rt: Recorder, dz: Matrix, add: Placeholder | None = None, into: Sequence[Placeholder | None] | None = None
+    ) -> Gradients:
+        """Return the gradients of x, the weight and the bias from the Matrix dz.
+
+        The tensor `add`, the residual's gradient, is added to that of x. into: the three tensors to write them to, None
+        for new ones.
+        """
         dx, dgamma, dbeta = into or self._new_gradients(rt)
+        assert dx is not None and dgamma is not None  # x and the weight are there
         native_dx, native_dgamma = rt.view(dx, self.x.shape, self.code), self._parameter_view(rt, dgamma)
         zero_centered_gamma = self._settings.zero_centered_gamma
         if self.bias is None:
@@ -117,59 +142,67 @@ class Normed:
             added = None if add is None else rt.view(add, self.x.shape, self.code)
             rt.te.rmsnorm_bwd(*operands, added, zero_centered_gamma)
         else:
+            assert dbeta is not None  # so is the bias
             operands = dz.native, self.x.native, self._mu, self._rsigma, self._gamma, native_dx, native_dgamma
             rt.te.layernorm_bwd(*operands, self._parameter_view(rt, dbeta), rt.stream, zero_centered_gamma)
             if add is not None:  # the library's kernel adds none
                 addition.add_to(rt.te, rt.stream, dx.data_ptr(), add.data_ptr(), math.prod(self.x.shape), self.code)
-        return tuple(
-            None if tensor is None or tensor.stop_gradient else gradient
-            for tensor, gradient in ((self.tensor, dx), (self.weight, dgamma), (self.bias, dbeta))
-        )
+        wanted = [tensor is not None and not tensor.stop_gradient for tensor in (self.tensor, self.weight, self.bias)]
+        return dx if wanted[0] else None, dgamma if wanted[1] else None, dbeta if wanted[2] else None
 
-    def _new_gradients(self, rt):
+    def _new_gradients(self, rt: Recorder) -> list[Placeholder | None]:
         tensors = self.tensor, self.weight, self.bias
         return [None if tensor is None else rt.empty(tensor.shape, tensor.dtype) for tensor in tensors]
 
-    def _parameter_view(self, rt, tensor):
+    def _parameter_view(self, rt: Recorder, tensor: Placeholder) -> Any:
         return rt.view(tensor, self.x.shape[1:], self.code)
 
 
 class Unnormed:
-    """x in the place of a Normed, where there is no norm. What it is read for is x itself."""
+    """Hold x in the place of a Normed, where there is no norm. What it is read for is x itself."""
 
     weight = bias = copy = None
     recompute, statistics_bytes = False, 0
 
-    def __init__(self, rt, tensor, code):
+    def __init__(self, rt: Recorder, tensor: Placeholder, code: int) -> None:
         self.tensor, self.dtype, self.code, self.x = tensor, tensor.dtype, code, rt.matrix(tensor, code)
 
-    def output(self, rt):
-        """x."""
+    def output(self, rt: Recorder) -> Placeholder:
+        """Return x."""
         return self.tensor
 
-    def backward(self, rt, dz, add=None, into=None):
-        """As Normed's; dz is overwritten."""
+    def backward(
+        self, rt: Recorder, dz: Matrix, add: Placeholder | None = None, into: Sequence[Placeholder | None] | None = None
+    ) -> Gradients:
+        """Do as Normed's; dz is overwritten."""
         if add is not None:
             addresses = dz.memory.data_ptr(), add.data_ptr()
             addition.add_to(rt.te, rt.stream, *addresses, math.prod(self.x.shape), self.code)
-        if into is not None:
+        if into is not None and into[0] is not None:
             rt.te.memcpy_async(rt.view(into[0], self.x.shape, self.code), dz.native, rt.stream)
         return None if self.tensor.stop_gradient else dz.memory, None, None
 
 
-def normed(rt, tensor, weight, bias, settings, code):
-    """The Normed, or the Unnormed where there is no weight."""
+def normed(
+    rt: Recorder,
+    tensor: Placeholder,
+    weight: Placeholder | None,
+    bias: Placeholder | None,
+    settings: NormSettings,
+    code: int,
+) -> Normed | Unnormed:
+    """Make the Normed, or the Unnormed where there is no weight."""
     return Unnormed(rt, tensor, code) if weight is None else Normed(rt, tensor, weight, bias, settings, code)
 
 
 class _Saved(NamedTuple):
-    """norm: Normed. residual: as forward was given it."""
+    """Hold what backward reads. norm: Normed. residual: as forward was given it."""
 
     norm: Normed
     residual: Placeholder | None
 
 
-def _forward(rt, inputs, settings):
+def _forward(rt: Recorder, inputs: OpInputs, settings: NormSettings) -> tuple[Placeholder, _Saved]:
     x, weight, bias, residual = inputs.tensors
     code = dtype_code("x", x)
     norm, out = Normed(rt, x, weight, bias, settings, code), rt.empty(x.shape, x.dtype)
@@ -180,7 +213,7 @@ def _forward(rt, inputs, settings):
     return out, _Saved(norm, residual)
 
 
-def _backward(rt, saved, dy):
+def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Placeholder | None, ...]:
     norm, residual = saved
     return *norm.backward(rt, rt.matrix(dy, norm.code)), None if residual is None or residual.stop_gradient else dy
 
@@ -189,5 +222,5 @@ _NORMALIZE = Op(_forward, _backward)
 
 
 def normalize(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
-    """See `ops.interface`."""
+    """Norm x: see `ops.interface`."""
     return autograd.apply(_NORMALIZE, (x, norm.weight, norm.bias, residual), NormSettings.of(norm))

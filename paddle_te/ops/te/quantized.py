@@ -2,71 +2,86 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
-from paddle_te.fp8 import StoredWeight
-from paddle_te.fp8.scaling import BLOCK
+from paddle_te.fp8 import BlockScaling, StoredWeight
+from paddle_te.fp8.scaling import BLOCK, StoredScaling, TensorScaling
 from paddle_te.native import DType, ScalingMode, casts, column_sums, scaling
 from paddle_te.native.casts import CastTarget
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.te import kernel_choice, runtime
-from paddle_te.ops.te.runtime import FLOAT32
+from paddle_te.ops.te.recording import RecordedQuantizer, RecordedQuantizers
+from paddle_te.ops.te.runtime import FLOAT32, Matrix, Memory, Runtime
 
 FP8 = {"e4m3": int(DType.FLOAT8_E4M3), "e5m2": int(DType.FLOAT8_E5M2)}
 BLOCK_SCALING = {1: int(ScalingMode.BLOCK_SCALING_1D), 2: int(ScalingMode.BLOCK_SCALING_2D)}
 
 
 class Pieces:
-    """A tensor whose memory is handed out in pieces: an allocation takes as long as ten launches' worth of Python, so
-    what is freed together is allocated together. fp8 GEMMs' dimensions make pieces multiples of 256 bytes."""
+    """Hand out a tensor's memory in pieces.
+
+    An allocation takes as long as ten launches' worth of Python, so what is freed together is allocated together. fp8
+    GEMMs' dimensions make pieces multiples of 256 bytes.
+    """
 
     __slots__ = ("memory", "_next")
 
-    def __init__(self, memory):
+    def __init__(self, memory: Any) -> None:
         self.memory, self._next = memory, memory.data_ptr()
 
-    def take(self, size):
-        """The address of the next `size` bytes."""
+    def take(self, size: int) -> int:
+        """Return the address of the next `size` bytes."""
         address = self._next
         self._next = address + size
         return address
 
 
-def _size(shape, quantizer):
-    """Bytes of an fp8 matrix (rows, cols), or of its transpose, with its factors."""
+def _size(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+    """Return the bytes of an fp8 matrix (rows, cols), or of its transpose, with its factors."""
     return shape[0] * shape[1] + MATRICES[quantizer.kind].factor_bytes(shape, quantizer)
 
 
-def new_pieces(rt, size):
-    """Pieces of that many bytes."""
+def new_pieces(rt: Runtime, size: int) -> Pieces:
+    """Make Pieces of that many bytes."""
     return Pieces(rt.empty([size], paddle.uint8))
 
 
-def both_pieces(rt, shape, quantizer):
-    """(rowwise, columnwise) for a Float8Matrix whose data and transpose are freed together."""
+def both_pieces(rt: Runtime, shape: tuple[int, int], quantizer: RecordedQuantizer) -> tuple[Pieces, Pieces]:
+    """Make (rowwise, columnwise) for a Float8Matrix whose data and transpose are freed together."""
     both = new_pieces(rt, 2 * _size(shape, quantizer))
     return both, both
 
 
-def rowwise_pieces(rt, shape, quantizer):
-    """Likewise for one without a transpose."""
+def rowwise_pieces(rt: Runtime, shape: tuple[int, int], quantizer: RecordedQuantizer) -> tuple[Pieces, None]:
+    """Make them for one without a transpose."""
     return new_pieces(rt, _size(shape, quantizer)), None
 
 
 class OperandPieces(NamedTuple):
-    """Memory for a forward GEMM's input and weight: for each the (rowwise, columnwise) that Float8Matrix takes."""
+    """Hold memory for a forward GEMM's input and weight: for each the (rowwise, columnwise) that Float8Matrix takes."""
 
-    input: tuple
-    weight: tuple
+    input: tuple[Pieces, Pieces | None]
+    weight: tuple[Pieces, Pieces | None]
 
 
-def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more=0, transpose_y=True, recompute=False):
-    """OperandPieces for a forward GEMM, of whose operands backward keeps the transposes only.
+def operand_pieces(
+    rt: Runtime,
+    quantizers: RecordedQuantizers,
+    shape: tuple[int, int] | None,
+    weight_shape: tuple[int, int] | None,
+    columnwise: bool,
+    wgrad: bool,
+    more: int = 0,
+    transpose_y: bool = True,
+    recompute: bool = False,
+) -> OperandPieces:
+    """Make OperandPieces for a forward GEMM, of whose operands backward keeps the transposes only.
 
     shape, weight_shape: None for what lies elsewhere, as a weight does that is cached, or will be.
     columnwise: whether there is a backward; wgrad: whether it computes the weight's gradient, for which alone it reads
@@ -76,33 +91,34 @@ def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more=
     """
     of_input = 0 if shape is None else _size(shape, quantizers.input)
     updated = weight_shape is not None and quantizers.update_weight and not quantizers.keeps_weight
-    of_weight = _size(weight_shape, quantizers.weight) if updated else 0
+    of_weight = _size(weight_shape, quantizers.weight) if updated and weight_shape is not None else 0
     keeps_input = columnwise and wgrad and not recompute
     keeps_weight = columnwise and weight_shape is not None and quantizers.weight.kind != "stored"
     # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
     rowwise = new_pieces(rt, of_input + of_weight * (1 if transpose_y or keeps_weight else 2))
     if not (keeps_input or keeps_weight):
         return OperandPieces((rowwise, None), (rowwise, None))
-    columnwise = new_pieces(rt, (of_input + more) * keeps_input + of_weight * keeps_weight)
-    return OperandPieces(
-        (rowwise, columnwise if keeps_input else None), (rowwise, columnwise if keeps_weight else None)
-    )
+    kept = new_pieces(rt, (of_input + more) * keeps_input + of_weight * keeps_weight)
+    return OperandPieces((rowwise, kept if keeps_input else None), (rowwise, kept if keeps_weight else None))
 
 
-def exchanged(pieces):
-    """A weight's pieces for one that is [in, out], whose transpose forward reads and whose data backward keeps, with
-    its factors."""
+def exchanged(pieces: tuple[Pieces, Pieces | None]) -> tuple[Pieces, Pieces, Pieces]:
+    """Return a weight's pieces for one that is [in, out].
+
+    Forward reads its transpose, and backward keeps its data, with its factors.
+    """
     rowwise, columnwise = pieces
     kept = columnwise or rowwise
     return kept, rowwise, kept
 
 
 class Float8Matrix:
-    """A matrix (rows, cols) in fp8, uninitialised, in the next pieces of `rowwise` and, if given, `columnwise`; with
-    its quantizer's factors, as delayed scaling has them. The classes below have factors of their own.
+    """Hold a matrix (rows, cols) in fp8, uninitialised, with its quantizer's factors, as delayed scaling has them.
 
-    factors: the Pieces for these, where they are not one copy's alone; by default the transpose's.
-    native: what TE's functions take. rowwise, columnwise: the tensors that its data and its transpose lie in, or None.
+    It lies in the next pieces of `rowwise` and, if given, `columnwise`. The classes below have factors of their own.
+
+    factors: the Pieces for these, where they are not one copy's alone; by default the transpose's. native: what TE's
+    functions take. rowwise, columnwise: the tensors that its data and its transpose lie in, or None.
     """
 
     __slots__ = (
@@ -111,31 +127,40 @@ class Float8Matrix:
     split_accumulator = False  # whether the forward GEMM, too, must sum exactly
 
     @staticmethod
-    def factor_bytes(shape, quantizer):
-        """Of a matrix's own factors, in either copy's pieces: a multiple of 256."""
+    def factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+        """Return those of a matrix's own factors, in either copy's pieces: a multiple of 256."""
         return 0
 
-    def __init__(self, rt, shape, quantizer, rowwise, columnwise, factors=None):
+    def __init__(
+        self,
+        rt: Runtime,
+        shape: tuple[int, int],
+        quantizer: RecordedQuantizer,
+        rowwise: Pieces,
+        columnwise: Pieces | None,
+        factors: Pieces | None = None,
+    ) -> None:
         self.shape, self.quantizer = shape, quantizer
         size = shape[0] * shape[1]
         self._data, self.rowwise = rowwise.take(size), rowwise.memory
-        self._transpose, self.columnwise = (columnwise.take(size), columnwise.memory) if columnwise else (0, None)
+        self._transpose = columnwise.take(size) if columnwise else 0
+        self.columnwise: Any = columnwise.memory if columnwise else None
         self._bind(rt, *self._take_factors(rowwise, columnwise, factors))
 
-    def _take_factors(self, rowwise, columnwise, factors):
-        """(scale, amax) for the native tensor."""
+    def _take_factors(self, rowwise: Pieces, columnwise: Pieces | None, factors: Pieces | None) -> tuple[int, ...]:
+        """Return (scale, amax) for the native tensor."""
         self._scale_inv = self.quantizer.scale_inv_ptr
         return self._scale_and_amax()
 
-    def _scale_and_amax(self):
+    def _scale_and_amax(self) -> tuple[int, int]:
         return self.quantizer.scale_ptr, self.quantizer.amax_ptr
 
-    def _bind(self, rt, scale=0, amax=0):
+    def _bind(self, rt: Runtime, scale: int = 0, amax: int = 0) -> None:
         code = FP8[self.quantizer.dtype]
         self.native = rt.tensor(self._data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
 
-    def fill(self, rt, source, dbias=None):
-        """Quantizes a Matrix. dbias: a native tensor for the sum of its rows."""
+    def fill(self, rt: Runtime, source: Matrix, dbias: Any = None) -> Self:
+        """Quantize a Matrix. dbias: a native tensor for the sum of its rows."""
         if dbias is not None:
             rt.te.quantize_dbias(source.native, self.native, dbias, rt.stream)  # in the same pass
         elif kernel_choice.cast():
@@ -145,37 +170,44 @@ class Float8Matrix:
             rt.te.quantize(source.native, self.native, rt.stream)
         return self
 
-    def fill_by(self, rt, cast):
-        """Quantizes what `cast` computes: a function of a CastTarget, which it writes to, and of whether the numbers
-        are rounded to the activations' dtype before, as if they had been stored. Not with block scaling."""
+    def fill_by(self, rt: Runtime, cast: Callable[[CastTarget, bool], None]) -> Self:
+        """Quantize what `cast` computes. Not with block scaling.
+
+        cast: a function of a CastTarget, which it writes to, and of whether the numbers are rounded to the activations'
+        dtype before, as if they had been stored.
+        """
         cast(self._target(), False)
         return self
 
-    def _target(self):
+    def _target(self) -> CastTarget:
         return CastTarget(self._data, self._transpose, *self._scale_and_amax(), self._scale_inv)
 
-    def drop_data(self, rt):
-        """Lets go of the rowwise data: backward reads the transposed copy only."""
+    def drop_data(self, rt: Runtime) -> None:
+        """Let go of the rowwise data: backward reads the transposed copy only."""
         self.rowwise, self._data = None, 0
         self._bind(rt)
 
-    def drop_transpose(self, rt):
-        """Lets go of the transposed copy: of a weight [in, out] backward reads the rowwise data only."""
+    def drop_transpose(self, rt: Runtime) -> None:
+        """Let go of the transposed copy: of a weight [in, out] backward reads the rowwise data only."""
         self.columnwise, self._transpose = None, 0
         self._bind(rt)
 
     @classmethod
-    def rows_of_rank(cls, rt, shape, quantizer):
-        """A rank's own rows, which `gathered` makes a matrix of all ranks' rows from.
+    def rows_of_rank(cls, rt: Runtime, shape: tuple[int, int], quantizer: RecordedQuantizer) -> Self:
+        """Make a rank's own rows, which `gathered` makes a matrix of all ranks' rows from.
 
         Their data is a tensor of its own, and there is no transposed copy. Block scaling has no such rows.
         """
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
-    def gathered(self, rt, whole, rowwise=True, columnwise=True):
-        """The matrix whose data is the tensor `whole`, under this one's scale: of all ranks' `rowwise`, whose scales
-        must be alike. rowwise, columnwise: whether its data is wanted, whether its transpose is."""
-        out = self._of(tuple(whole.shape), whole, whole.data_ptr())
+    def gathered(self, rt: Runtime, whole: Memory, rowwise: bool = True, columnwise: bool = True) -> Float8Matrix:
+        """Make the matrix whose data is the tensor `whole`, under this one's scale.
+
+        whole: of all ranks' `rowwise`, whose scales must be alike. rowwise, columnwise: whether its data is wanted,
+        whether its transpose is.
+        """
+        rows, cols = whole.shape
+        out = self._of((rows, cols), whole, whole.data_ptr())
         if columnwise:
             out._transpose_data(rt)
         if not rowwise:
@@ -183,15 +215,15 @@ class Float8Matrix:
         out._bind(rt)
         return out
 
-    def _of(self, shape, rowwise, data):
-        """A matrix of data that lies in a tensor, at this address, under this one's scale, to be bound."""
+    def _of(self, shape: tuple[int, int], rowwise: Any, data: int) -> Float8Matrix:
+        """Make a matrix of data that lies in a tensor, at this address, under this one's scale, to be bound."""
         out = Float8Matrix.__new__(Float8Matrix)
         out.quantizer, out._scale_inv, out.shape = self.quantizer, self._scale_inv, shape
         out.rowwise, out._data, out.columnwise, out._transpose = rowwise, data, None, 0
         return out
 
-    def _transpose_data(self, rt):
-        """Makes the transposed copy of the data, in a tensor of its own."""
+    def _transpose_data(self, rt: Runtime) -> None:
+        """Make the transposed copy of the data, in a tensor of its own."""
         (rows, cols), code = self.shape, FP8[self.quantizer.dtype]
         self.columnwise = rt.empty([cols, rows], paddle.uint8)
         self._transpose = self.columnwise.data_ptr()
@@ -200,48 +232,50 @@ class Float8Matrix:
 
 
 class CurrentMatrix(Float8Matrix):
-    """One whose scale comes from its own numbers. Both copies have the same factors."""
+    """Hold one whose scale comes from its own numbers. Both copies have the same factors."""
 
     __slots__ = ("_factors",)
 
     @staticmethod
-    def factor_bytes(shape, quantizer):
+    def factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
         return 256  # amax, scale, two unused, scale_inv (16-byte aligned), rounded up for what follows
 
-    def _take_factors(self, rowwise, columnwise, factors):
+    def _take_factors(self, rowwise: Pieces, columnwise: Pieces | None, factors: Pieces | None) -> tuple[int, ...]:
         self._factors = (factors or columnwise or rowwise).take(self.factor_bytes(self.shape, self.quantizer))
         self._scale_inv = self._factors + 16
         return self._scale_and_amax()
 
-    def _scale_and_amax(self):
+    def _scale_and_amax(self) -> tuple[int, int]:
         # in delayed scaling's first step the amax is the history's, to which the cast adds
         return self._factors + 4, self.quantizer.amax_ptr or self._factors
 
-    def fill(self, rt, source, dbias=None):
+    def fill(self, rt: Runtime, source: Matrix, dbias: Any = None) -> Self:
         measured = self._measured(rt)
         rt.te.compute_amax(source.native, measured, rt.stream)
         rt.te.compute_scale_from_amax(measured, rt.stream)
         return super().fill(rt, source, dbias)
 
-    def fill_by(self, rt, cast):
-        """In two passes over what `cast` reads, of which the first one writes the amax alone."""
+    def fill_by(self, rt: Runtime, cast: Callable[[CastTarget, bool], None]) -> Self:
+        """Quantize in two passes over what `cast` reads, of which the first one writes the amax alone."""
         rt.te.memset_async(self._factors, 0, 4, rt.stream)
         cast(CastTarget.only_amax(self._factors), True)
         rt.te.compute_scale_from_amax(self._measured(rt), rt.stream)
         cast(self._target(), True)
         return self
 
-    def _measured(self, rt):
-        """The native tensor with an amax of its own, which compute_amax overwrites."""
+    def _measured(self, rt: Runtime) -> Any:
+        """Make the native tensor with an amax of its own, which compute_amax overwrites."""
         if not self.quantizer.amax_ptr:
             return self.native
         amax, scale, scale_inv = self._factors, self._factors + 4, self._scale_inv
         return rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], 0, scale, amax, scale_inv)
 
 
-def block_factor_bytes(shape, block_scaling_dim):
-    """Of the scales of one copy of a matrix (rows, cols) with block scaling, a multiple of 256. The greater of both
-    copies', whose last dimensions are rounded up to multiples of 4."""
+def block_factor_bytes(shape: tuple[int, int], block_scaling_dim: int) -> int:
+    """Return the bytes of the scales of one copy of a matrix (rows, cols) with block scaling, a multiple of 256.
+
+    The greater of both copies', whose last dimensions are rounded up to multiples of 4.
+    """
     rows, cols = shape
     if block_scaling_dim == 2:
         rows, cols = (-(-size // (4 * BLOCK)) * 4 for size in shape)
@@ -251,34 +285,39 @@ def block_factor_bytes(shape, block_scaling_dim):
 
 
 class BlockMatrix(Float8Matrix):
-    """One with block scaling. Each copy has scales of its own, behind it in its pieces, and with blocks of 1 x 128
-    other values, too: both are quantized from the source."""
+    """Hold one with block scaling.
+
+    Each copy has scales of its own, behind it in its pieces, and with blocks of 1 x 128 other values, too: both are
+    quantized from the source.
+    """
 
     __slots__ = ("_transpose_scale_inv",)
     split_accumulator = True
 
     @staticmethod
-    def factor_bytes(shape, quantizer):
+    def factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+        assert isinstance(quantizer.scaling, BlockScaling)
         return block_factor_bytes(shape, quantizer.scaling.block_scaling_dim)
 
-    def _take_factors(self, rowwise, columnwise, factors):
+    def _take_factors(self, rowwise: Pieces, columnwise: Pieces | None, factors: Pieces | None) -> tuple[int, ...]:
         size = self.factor_bytes(self.shape, self.quantizer)
         self._scale_inv = rowwise.take(size)
         self._transpose_scale_inv = columnwise.take(size) if columnwise else 0
         return ()
 
     @property
-    def _scaling(self):
+    def _scaling(self) -> BlockScaling:
+        assert isinstance(self.quantizer.scaling, BlockScaling)
         return self.quantizer.scaling
 
-    def _bind(self, rt):
+    def _bind(self, rt: Runtime, scale: int = 0, amax: int = 0) -> None:
         mode = BLOCK_SCALING[self._scaling.block_scaling_dim]
         scale_inv = self._scale_inv if self._data else 0
         transpose_scale_inv = self._transpose_scale_inv if self._transpose else 0
         factors = 0, 0, scale_inv, transpose_scale_inv, mode
         self.native = rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], self._transpose, *factors)
 
-    def fill(self, rt, source, dbias=None):
+    def fill(self, rt: Runtime, source: Matrix, dbias: Any = None) -> Self:
         scaling = self._scaling
         rt.te.quantize_blocks(source.native, self.native, scaling.power_2_scale, scaling.amax_epsilon, rt.stream)
         if dbias is not None:
@@ -288,12 +327,14 @@ class BlockMatrix(Float8Matrix):
 
 
 class StoredMatrix(Float8Matrix):
-    """A weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer. transposed: of that the
-    transposed copy alone, in memory of its own."""
+    """Hold a weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer.
+
+    transposed: of that the transposed copy alone, in memory of its own.
+    """
 
     __slots__ = ()
 
-    def __init__(self, rt, weight, quantizer, transposed=False):
+    def __init__(self, rt: Runtime, weight: Any, quantizer: Any, transposed: bool = False) -> None:
         self.shape, self.quantizer, self.rowwise, self.columnwise = tuple(weight.shape), quantizer, weight, None
         self._data, self._transpose = weight.data_ptr(), 0
         self._find_factors()
@@ -302,19 +343,19 @@ class StoredMatrix(Float8Matrix):
             self._data = 0
         self._bind(rt)
 
-    def _find_factors(self):
+    def _find_factors(self) -> None:
         self._scale_inv = self.quantizer.scale_inv_ptr
 
-    def drop_data(self, rt):
-        """The parameter stays; backward makes the transpose of it."""
+    def drop_data(self, rt: Runtime) -> None:
+        """Keep it: the parameter stays; backward makes the transpose of it."""
 
-    def transposed(self, rt):
-        """The matrix of the transposed copy alone."""
+    def transposed(self, rt: Runtime) -> Self:
+        """Make the matrix of the transposed copy alone."""
         return type(self)(rt, self.rowwise, self.quantizer, transposed=True)
 
 
 class StoredBlockMatrix(StoredMatrix, BlockMatrix):
-    """One with a scale for each block. The scales of the transposed copy are the same numbers, transposed.
+    """Hold one with a scale for each block. The scales of the transposed copy are the same numbers, transposed.
 
     They are kept behind the scales of the data, although they could be made anew: they take only 4 bytes for 16,384
     numbers of the weight.
@@ -323,18 +364,20 @@ class StoredBlockMatrix(StoredMatrix, BlockMatrix):
     __slots__ = ()
 
     @property
-    def _scaling(self):
-        return self.quantizer.scaling.made_by
+    def _scaling(self) -> BlockScaling:
+        return _made_in_blocks(self.quantizer.scaling)
 
-    def _find_factors(self):
+    def _find_factors(self) -> None:
         self._scale_inv = self.quantizer.scale_inv_ptr
         self._transpose_scale_inv = self._scale_inv + block_factor_bytes(self.shape, self._scaling.block_scaling_dim)
 
     @classmethod
-    def store(cls, rt, source, weight, stored):
-        """Quantizes a Matrix into the bytes `weight`, and gives the StoredWeight scale_inv. TE's kernel writes the
-        transposed scales with a transposed copy, which is let go of."""
-        size = block_factor_bytes(source.shape, stored.scaling.made_by.block_scaling_dim)
+    def store(cls, rt: Runtime, source: Matrix, weight: Tensor, stored: StoredWeight) -> None:
+        """Quantize a Matrix into the bytes `weight`, and give the StoredWeight scale_inv.
+
+        TE's kernel writes the transposed scales with a transposed copy, which is let go of.
+        """
+        size = block_factor_bytes(source.shape, _made_in_blocks(stored.scaling).block_scaling_dim)
         stored.scale_inv = rt.empty([2 * size // 4], paddle.float32)
         matrix = cls(rt, weight, stored)
         matrix.columnwise = rt.empty(source.shape[::-1], paddle.uint8)
@@ -343,79 +386,113 @@ class StoredBlockMatrix(StoredMatrix, BlockMatrix):
         matrix.fill(rt, source)
 
 
-MATRICES = {"delayed": Float8Matrix, "current": CurrentMatrix, "block": BlockMatrix}  # by their quantizers' kind
+def _made_in_blocks(scaling: TensorScaling | BlockScaling | StoredScaling) -> BlockScaling:
+    assert isinstance(scaling, StoredScaling) and isinstance(scaling.made_by, BlockScaling)
+    return scaling.made_by
+
+
+MATRICES: dict[str, type[Float8Matrix]] = {
+    "delayed": Float8Matrix,
+    "current": CurrentMatrix,
+    "block": BlockMatrix,
+}  # by their quantizers' kind
 
 
 def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Group | None = None) -> None:
-    """See `paddle_te.fp8.emulation.quantize_weight`; of bfloat16 or float16."""
+    """Quantize a weight of bfloat16 or float16: see `paddle_te.fp8.emulation.quantize_weight`."""
     rt = runtime.current()
-    source = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source))
+    matrix = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source))
     if stored.scaling.in_blocks:
-        StoredBlockMatrix.store(rt, source, weight, stored)
+        StoredBlockMatrix.store(rt, matrix, weight, stored)
         return
-    source = source.native
     amax, scale = rt.empty([1], paddle.float32), rt.empty([1], paddle.float32)
     factors = scale.data_ptr(), amax.data_ptr(), stored.scale_inv_ptr
     native = rt.tensor(weight.data_ptr(), tuple(weight.shape), FP8[stored.dtype], 0, *factors)
-    rt.te.compute_amax(source, native, rt.stream)
+    rt.te.compute_amax(matrix.native, native, rt.stream)
     if group is not None:
         dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
     rt.te.compute_scale_from_amax(native, rt.stream)
-    rt.te.quantize(source, native, rt.stream)
+    rt.te.quantize(matrix.native, native, rt.stream)
 
 
-def new_float8(rt, shape, quantizer, pieces=None):
-    """A Float8Matrix of the quantizer's kind, uninitialised, in the (rowwise, columnwise) pieces, or in new ones for
-    both."""
+def new_float8(
+    rt: Runtime,
+    shape: tuple[int, int],
+    quantizer: RecordedQuantizer,
+    pieces: tuple[Pieces, Pieces | None] | None = None,
+) -> Float8Matrix:
+    """Make a Float8Matrix of the quantizer's kind, uninitialised.
+
+    pieces: (rowwise, columnwise); None: new ones for both.
+    """
     return MATRICES[quantizer.kind](rt, shape, quantizer, *(pieces or both_pieces(rt, shape, quantizer)))
 
 
-def quantize(rt, source, quantizer, pieces=None, dbias=None):
-    """A Float8Matrix of a Matrix; pieces: `new_float8`'s. dbias: as `fill`'s."""
+def quantize(
+    rt: Runtime,
+    source: Matrix,
+    quantizer: RecordedQuantizer,
+    pieces: tuple[Pieces, Pieces | None] | None = None,
+    dbias: Any = None,
+) -> Float8Matrix:
+    """Make a Float8Matrix of a Matrix; pieces: `new_float8`'s. dbias: as `fill`'s."""
     return new_float8(rt, source.shape, quantizer, pieces).fill(rt, source, dbias)
 
 
-def quantized_weight(rt, weight, code, quantizers, pieces):
-    """The weight, a tensor, in fp8: itself where it exists so only, the copy that an earlier micro-batch or this op's
-    forward has kept, or a new one.
+def quantized_weight(
+    rt: Runtime, weight: Memory, code: int, quantizers: RecordedQuantizers, pieces: tuple[Pieces, Pieces | None]
+) -> Float8Matrix:
+    """Return the weight, a tensor, in fp8.
 
-    code: of its dtype where it is not in fp8. pieces: the weight's of `operand_pieces`, `exchanged` for a weight
-    [in, out].
+    Itself where it exists so only, the copy that an earlier micro-batch or this op's forward has kept, or a new one.
+
+    code: of its dtype where it is not in fp8. pieces: the weight's of `operand_pieces`, `exchanged` for a weight [in,
+    out].
     """
-    if quantizers.weight.kind == "stored":
-        in_blocks = quantizers.weight.scaling.in_blocks
-        return (StoredBlockMatrix if in_blocks else StoredMatrix)(rt, weight, quantizers.weight)
-    weight = rt.matrix(weight, code)
+    scaling = quantizers.weight.scaling
+    if isinstance(scaling, StoredScaling):
+        return (StoredBlockMatrix if scaling.in_blocks else StoredMatrix)(rt, weight, quantizers.weight)
+    matrix = rt.matrix(weight, code)
     if quantizers.cached_weight is not None:
         kept = Pieces(quantizers.cached_weight)
-        return MATRICES[quantizers.weight.kind](rt, weight.shape, quantizers.weight, kept, kept)
-    result = quantize(rt, weight, quantizers.weight, None if quantizers.keeps_weight else pieces)
+        return MATRICES[quantizers.weight.kind](rt, matrix.shape, quantizers.weight, kept, kept)
+    result = quantize(rt, matrix, quantizers.weight, None if quantizers.keeps_weight else pieces)
     if quantizers.keeps_weight:
         quantizers.cached_weight = result.rowwise
     return result
 
 
-def quantized_together(rt, weights, code, quantizers, columnwise):
-    """Two weights [out, in] in fp8, cast by one kernel. quantizers: of the GEMM of each. columnwise: whether there is a
-    backward.
+def quantized_together(
+    rt: Runtime, weights: Sequence[Memory], code: int, quantizers: Sequence[RecordedQuantizers | None], columnwise: bool
+) -> list[Float8Matrix] | list[None]:
+    """Return two weights [out, in] in fp8, cast by one kernel.
+
+    quantizers: of the GEMM of each. columnwise: whether there is a backward.
 
     [None, None] where that is not what `quantized_weight` does with each: where scales are not known before, a weight
     is in fp8 already, its copy is kept, or TE's function casts.
     """
-    cast_anew = [q and q.weight.kind == "delayed" and q.update_weight and not q.keeps_weight for q in quantizers]
-    if not all(cast_anew) or not kernel_choice.cast():
+    pairs = [(weight, q) for weight, q in zip(weights, quantizers, strict=True) if q is not None and _casts_anew(q)]
+    if len(pairs) < len(weights) or not kernel_choice.cast():
         return [None, None]
-    made, calls = [], []
-    for weight, q in zip(weights, quantizers, strict=True):
-        pieces = operand_pieces(rt, q, None, weight.shape, columnwise, wgrad=False)
-        made.append(new_float8(rt, tuple(weight.shape), q.weight, pieces.weight))
-        calls.append((weight.data_ptr(), made[-1]._target(), *weight.shape))
-    casts.cast_transpose_both(rt.te, rt.stream, *calls, code, FP8[made[0].quantizer.dtype])
+    made: list[Float8Matrix] = []
+    calls: list[tuple[int, CastTarget, int, int]] = []
+    for weight, q in pairs:
+        rows, cols = weight.shape
+        pieces = operand_pieces(rt, q, None, (rows, cols), columnwise, wgrad=False)
+        made.append(new_float8(rt, (rows, cols), q.weight, pieces.weight))
+        calls.append((weight.data_ptr(), made[-1]._target(), rows, cols))
+    first, second = calls
+    casts.cast_transpose_both(rt.te, rt.stream, first, second, code, FP8[made[0].quantizer.dtype])
     return made
 
 
+def _casts_anew(quantizers: RecordedQuantizers) -> bool:
+    return quantizers.weight.kind == "delayed" and quantizers.update_weight and not quantizers.keeps_weight
+
+
 def check_block_scaling() -> None:
-    """Raises ValueError where cuBLAS has no GEMM of fp8 with block scaling."""
+    """Raise ValueError where cuBLAS has no GEMM of fp8 with block scaling."""
     major, minor = runtime.current().stream.capability
     if major != 9:  # TE's PyTorch layers compute with MXFP8 in its place on Blackwell
         raise ValueError(
@@ -437,10 +514,11 @@ def amax_and_scale_update(
     amax_compute_algo: str,
     scale_inv: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Delayed scaling's update of all scales in one kernel, in place: see `paddle_te.fp8.amax_and_scale_update`."""
+    """Update all of delayed scaling's scales in one kernel, in place: see `paddle_te.fp8.amax_and_scale_update`."""
     rt = runtime.current()
     dtype = FP8["e4m3" if fp8_max == 448 else "e5m2"]
     history, native = rt.matrix(history, FLOAT32).native, rt.view(scale, tuple(scale.shape), FLOAT32)
     rt.te.amax_and_scale_update(history, native, amax_compute_algo, dtype, margin, rt.stream)
     if scale_inv is not None:
         scaling.reciprocals(rt.te, rt.stream, scale.data_ptr(), scale_inv.data_ptr(), scale.shape[0])
+    return None
