@@ -12,7 +12,7 @@ from paddle_te.ops.te.gemm import BiasGradient, cast_in_kernels, drop_data, grad
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.quantized import Float8Matrix, Pieces, new_float8, quantize, rowwise_pieces
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, Recorder
-from paddle_te.ops.te.runtime import Matrix, Runtime, dtype_code
+from paddle_te.ops.te.runtime import Matrix, dtype_code
 
 
 class _Kernels(NamedTuple):
@@ -39,7 +39,7 @@ _KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
 
 
 def activated(
-    rt: Runtime,
+    rt: Recorder,
     hidden: Matrix | StoredInput,
     code: int,
     quantizers: RecordedQuantizers | None,
@@ -76,12 +76,12 @@ def _dtype(hidden: Matrix | StoredInput) -> Any:
     return hidden.dtype if isinstance(hidden, StoredInput) else hidden.memory.dtype
 
 
-def _in_16_bits(rt: Runtime, hidden: Matrix | StoredInput) -> Matrix:
+def _in_16_bits(rt: Recorder, hidden: Matrix | StoredInput) -> Matrix:
     return hidden.restored(rt) if isinstance(hidden, StoredInput) else hidden
 
 
 def activated_in_both(
-    rt: Runtime,
+    rt: Recorder,
     hidden: Matrix | StoredInput,
     code: int,
     quantizers: RecordedQuantizers | None,
@@ -103,7 +103,7 @@ def activated_in_both(
 
 
 def activated_again(
-    rt: Runtime, hidden: Matrix | StoredInput, code: int, quantizers: RecordedQuantizers | None, activation: str
+    rt: Recorder, hidden: Matrix | StoredInput, code: int, quantizers: RecordedQuantizers | None, activation: str
 ) -> Matrix | Float8Matrix:
     """Compute in backward what forward has not kept of `activated`."""
     act = activated(rt, hidden, code, quantizers, activation)
@@ -112,7 +112,7 @@ def activated_again(
 
 
 def activation_backward(
-    rt: Runtime,
+    rt: Recorder,
     dact: Matrix,
     hidden: Matrix | StoredInput,
     activation: str,
@@ -134,14 +134,14 @@ def activation_backward(
         if quantizers is None:
             return grad
         return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
-    hidden, grad = _in_16_bits(rt, hidden), new_float8(rt, hidden.shape, quantizers.grad_output)
-    operands = dact.native, hidden.native, grad.native
+    hidden, grad8 = _in_16_bits(rt, hidden), new_float8(rt, hidden.shape, quantizers.grad_output)
+    operands = dact.native, hidden.native, grad8.native
     getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
-    return grad
+    return grad8
 
 
 def activation_backward_plain(
-    rt: Runtime, dact: Matrix, hidden: Matrix | StoredInput, activation: str, dtype: Any, code: int
+    rt: Recorder, dact: Matrix, hidden: Matrix | StoredInput, activation: str, dtype: Any, code: int
 ) -> Matrix:
     """Return the Matrix of the gradient of fc1's output.
 
@@ -169,7 +169,7 @@ class ActivationGradient(NamedTuple):
 
 
 def activation_backward_in_both(
-    rt: Runtime,
+    rt: Recorder,
     dact: Matrix,
     hidden: Matrix | StoredInput,
     activation: str,

@@ -6,17 +6,22 @@ transpose_y=False W is [in, out]: y = x·W, dx = dy·Wᵀ, dW = xᵀ·dy. TE pic
 GEMM reads, so that only flags differ, and which copy of W backward reads: the one that is not transposed.
 """
 
+from __future__ import annotations
+
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import paddle
 
+from paddle_te.fp8 import StoredScaling
 from paddle_te.native import addition
-from paddle_te.ops.te.norm import Normed
+from paddle_te.ops.te.norm import Normed, Unnormed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
+    Pieces,
     StoredMatrix,
     exchanged,
     new_float8,
@@ -25,62 +30,92 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
     rowwise_pieces,
 )
-from paddle_te.ops.te.recording import Placeholder
-from paddle_te.ops.te.runtime import DTYPES, FLOAT32, Matrix, check_tensor
+from paddle_te.ops.te.recording import Placeholder, RecordedQuantizers, RecordedRanks, Recorder
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, Matrix, Memory, check_tensor
+
+Operand: TypeAlias = Matrix | Float8Matrix  # what a GEMM reads
 
 
-def row_count(tensor):
+def row_count(tensor: Memory) -> int:
     return math.prod(tensor.shape[:-1])
 
 
-def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True, recompute=False, w=None):
-    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized. recompute: operand_pieces'. w: the
-    weight as `weight_operand` has made it before. x may be quantized before, too."""
+def forward_operands(
+    rt: Recorder,
+    x: Operand,
+    weight: Placeholder,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    columnwise: bool,
+    transpose_y: bool = True,
+    recompute: bool = False,
+    w: Operand | None = None,
+) -> tuple[Operand, Operand]:
+    """Return a Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized.
+
+    recompute: operand_pieces'. w: the weight as `weight_operand` has made it before. x may be quantized before, too.
+    """
     if quantizers is None:
         return x, w or rt.matrix(weight, code)
     there = isinstance(x, Float8Matrix)
     wgrad, shape, weight_shape = not weight.stop_gradient, None if there else x.shape, None if w else weight.shape
     pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, 0, transpose_y, recompute)
-    x = x if there else quantize(rt, x, quantizers.input, pieces.input)
+    operand = x if isinstance(x, Float8Matrix) else quantize(rt, x, quantizers.input, pieces.input)
     if w:
-        return x, w
+        return operand, w
     of_weight = pieces.weight if transpose_y else exchanged(pieces.weight)
-    return x, quantized_weight(rt, weight, code, quantizers, of_weight)
+    return operand, quantized_weight(rt, weight, code, quantizers, of_weight)
 
 
-def weight_operand(rt, weight, code, quantizers, columnwise):
-    """A weight [out, in] as several forward GEMMs read it, and with `columnwise` the backward GEMMs, too."""
+def weight_operand(
+    rt: Recorder, weight: Placeholder, code: int, quantizers: RecordedQuantizers | None, columnwise: bool
+) -> Operand:
+    """Return a weight [out, in] as several forward GEMMs read it, and with `columnwise` the backward GEMMs, too."""
     if quantizers is None:
         return rt.matrix(weight, code)
     pieces = operand_pieces(rt, quantizers, None, weight.shape, columnwise, not weight.stop_gradient)
     return quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
 
-def cast_in_kernels(quantizers):
-    """Whether norms and activations write fp8 themselves, which takes scales that are known before."""
+def cast_in_kernels(quantizers: RecordedQuantizers | None) -> bool:
+    """Say whether norms and activations write fp8 themselves, which takes scales that are known before."""
     return quantizers is not None and quantizers.input.kind == "delayed"
 
 
-def drop_data(rt, *operands):
-    """Backward reads no rowwise fp8 data."""
+def drop_data(rt: Recorder, *operands: Operand | None) -> None:
+    """Let go of rowwise fp8 data, which backward does not read."""
     for operand in operands:
         if isinstance(operand, Float8Matrix):
             operand.drop_data(rt)
 
 
-def drop_transpose(rt, weight):
-    """Of a weight [in, out] backward reads no columnwise fp8 data."""
+def drop_transpose(rt: Recorder, weight: Operand) -> None:
+    """Let go of a weight's columnwise fp8 data, which backward does not read of one [in, out]."""
     if isinstance(weight, Float8Matrix):
         weight.drop_transpose(rt)
 
 
-def grad_pieces(rt, shape, quantizers, weight, dbias=None):
-    """Memory for dy in fp8; a frozen weight needs no transpose of it, but where the cast sums it."""
+def grad_pieces(
+    rt: Recorder,
+    shape: tuple[int, int],
+    quantizers: RecordedQuantizers,
+    weight: Placeholder,
+    dbias: BiasGradient | None = None,
+) -> tuple[Pieces, None] | None:
+    """Make memory for dy in fp8; a frozen weight needs no transpose of it, but where the cast sums it."""
     return rowwise_pieces(rt, shape, quantizers.grad_output) if weight.stop_gradient and dbias is None else None
 
 
-def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
-    """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
+def grad_output(
+    rt: Recorder,
+    dy: Placeholder,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    weight: Placeholder,
+    dbias: BiasGradient | None = None,
+) -> Operand:
+    """Return dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
 
     weight: of the GEMM; a frozen one needs no transpose of dy. dbias: a BiasGradient of all those rows, which the cast
     to fp8 computes.
@@ -98,65 +133,79 @@ def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
     return local.fill(rt, matrix).gathered(rt, tp.all_gather(local.rowwise))
 
 
-def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
-    """Into the native `out`. bias: a tensor, to be added."""
+def _fprop(
+    rt: Recorder,
+    x: Operand,
+    weight: Operand,
+    out: Any,
+    accumulate: bool = False,
+    transpose_y: bool = True,
+    bias: Placeholder | None = None,
+) -> None:
+    """Multiply into the native `out`. bias: a tensor, to be added."""
     epilogue = () if bias is None else (rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]),)
     options = accumulate, x.split_accumulator, *epilogue
     rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, *options)
 
 
-def dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
-    """Into the native dx."""
+def dgrad(rt: Recorder, dy: Operand, weight: Operand, dx: Any, fp8: bool, transpose_y: bool = True) -> None:
+    """Multiply dy with the weight into the native dx."""
     if isinstance(weight, StoredMatrix):
         weight = weight.transposed(rt)  # of one weight at a time: its memory is free again after the GEMM
     rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
 
 
 class BiasGradient:
-    """Memory for a bias's gradient: the sum of dy's rows, which no pass over dy of its own computes. In fp8 the cast of
-    dy does, else the epilogue of the wgrad GEMM, in the dtype of that GEMM's output.
+    """Hold memory for a bias's gradient: the sum of dy's rows, which no pass over dy of its own computes.
+
+    In fp8 the cast of dy does, else the epilogue of the wgrad GEMM, in the dtype of that GEMM's output.
 
     native: what TE's functions write it to.
     """
 
     __slots__ = ("native", "_bias", "_memory")
 
-    def __init__(self, rt, bias, memory):
+    def __init__(self, rt: Recorder, bias: Placeholder, memory: Placeholder) -> None:
         self._bias, self._memory = bias, memory
         self.native = rt.view(memory, tuple(bias.shape), DTYPES[memory.dtype])
 
     @classmethod
-    def wanted(cls, rt, bias, weight, fp8):
-        """None for no bias, or a frozen one. weight: the one beside it."""
+    def wanted(cls, rt: Recorder, bias: Placeholder | None, weight: Placeholder, fp8: bool) -> BiasGradient | None:
+        """Make it; None for no bias, or a frozen one. weight: the one beside it."""
         if bias is None or bias.stop_gradient:
             return None
         return cls(rt, bias, rt.empty(bias.shape, cls.dtype(bias, weight, fp8)))
 
     @staticmethod
-    def dtype(bias, weight, fp8):
-        """What its memory must be."""
+    def dtype(bias: Placeholder, weight: Placeholder, fp8: bool) -> Any:
+        """Say what its memory must be."""
         return bias.dtype if fp8 or weight.main_grad is None else paddle.float32
 
-    def in_its_dtype(self, rt):
-        """The gradient once it is written."""
+    def in_its_dtype(self, rt: Recorder) -> Placeholder:
+        """Return the gradient once it is written."""
         return cast(rt, self._memory, self._bias.dtype)
 
 
-def cast(rt, memory, dtype):
-    """The tensor in that dtype: itself, or a new one."""
+def cast(rt: Recorder, memory: Placeholder, dtype: Any) -> Placeholder:
+    """Return the tensor in that dtype: itself, or a new one."""
     if memory.dtype is dtype:
         return memory
     return rt.on_memory(operator.methodcaller("astype", dtype), memory, out=rt.placeholder(memory.shape, dtype))
 
 
-def wgrad(rt, x, dy, weight, code, fp8, dbias=None):
-    """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that. Of a weight
-    [in, out] it is that with x and dy exchanged. dbias: a BiasGradient, filled here unless in fp8."""
+def wgrad(
+    rt: Recorder, x: Operand, dy: Operand, weight: Placeholder, code: int, fp8: bool, dbias: BiasGradient | None = None
+) -> Placeholder | None:
+    """Return dW; None, with dW put into weight.main_grad (float32) or added to it, where there is that.
+
+    Of a weight [in, out] it is that with x and dy exchanged. dbias: a BiasGradient, filled here unless in fp8.
+    """
     epilogue = () if dbias is None or fp8 else (None, dbias.native)
     if weight.stop_gradient and not epilogue:
         return None
     if weight.main_grad is None:
-        dw = rt.new_matrix(tuple(weight.shape), weight.dtype, code)
+        rows, cols = weight.shape
+        dw = rt.new_matrix((rows, cols), weight.dtype, code)
         rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8, *epilogue)
         return None if weight.stop_gradient else dw.memory
     main_grad = rt.matrix(weight.main_grad, FLOAT32)
@@ -164,9 +213,20 @@ def wgrad(rt, x, dy, weight, code, fp8, dbias=None):
     return None
 
 
-def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
-    """(dz, dW) of a column-parallel GEMM of `column_forward`: dz summed over tp, the rank's rows of it. dbias: as
-    `wgrad`'s.
+def _column_backward(
+    rt: Recorder,
+    dy: Operand,
+    operand: Operand | None,
+    w: Operand,
+    weight: Placeholder,
+    x: Normed | Unnormed,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    dbias: BiasGradient | None = None,
+) -> tuple[Matrix, Placeholder | None]:
+    """Return (dz, dW) of a column-parallel GEMM of `column_forward`: dz summed over tp, the rank's rows of it.
+
+    dbias: as `wgrad`'s.
 
     Collectives run at the same time as GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during
     dgrad, and its gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order;
@@ -175,35 +235,45 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
     fp8 = quantizers is not None
     gather = _gathers(tp)
     if gather:
-        rows = _normed_rows(rt, x, quantizers, tp) if x.recompute else operand
-        pending = tp.start_all_gather(_to_gather(rows))
+        rows = _normed_rows(rt, x, quantizers, tp) if operand is None else operand
+        gathering = gather.start_all_gather(_to_gather(rows))
     shape = x.tensor.shape if dy.shape[0] == x.x.shape[0] else [dy.shape[0], x.x.shape[1]]
     dz = rt.matrix(rt.empty(shape, x.dtype), x.code)
     dgrad(rt, dy, w, dz.native, fp8)
     if gather:
-        operand = _gathered_again(rt, rows, tp.finish(pending), x.code, quantizers)
-    elif x.recompute:
+        operand = _gathered_again(rt, rows, gather.finish(gathering), x.code, quantizers)
+    elif operand is None:
         operand = _normed_again(rt, x, quantizers)
-    pending = None if tp is None else tp.start_reduce_output(dz.memory)
+    if tp is None:
+        return dz, wgrad(rt, operand, dy, weight, x.code, fp8, dbias)
+    summing = tp.start_reduce_output(dz.memory)
     dw = wgrad(rt, operand, dy, weight, x.code, fp8, dbias)
-    return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
+    return rt.matrix(tp.finish(summing), x.code), dw
 
 
-def _adds(tp):
-    """Whether this rank's GEMM adds bias and residual, for free, before the sum over ranks."""
+def _adds(tp: RecordedRanks | None) -> bool:
+    """Say whether this rank's GEMM adds bias and residual, for free, before the sum over ranks."""
     return tp is None or tp.rank == 0
 
 
-def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=None, copied=False):
-    """out = x·Wᵀ (+ bias) (+ residual), summed over tp where the GEMM is row parallel. Returns the tensor.
-
-    copied: whether `out` has the residual's numbers already, from the norm of `column_forward`.
-    """
+def row_output(
+    rt: Recorder,
+    x: Operand,
+    weight: Operand,
+    out: Placeholder,
+    code: int,
+    residual: Placeholder | None,
+    tp: RecordedRanks | None,
+    transpose_y: bool = True,
+    bias: Placeholder | None = None,
+    copied: bool = False,
+) -> Placeholder:
+    """Compute out = x·Wᵀ (+ bias) (+ residual), summed over tp where the GEMM is row parallel; return the tensor."""
     scatter, adds = tp is not None and tp.sequence_parallel, _adds(tp)
     bias = bias if adds else None
     accumulate = residual is not None and not scatter and adds
     result = rt.matrix(out, code)
-    if accumulate and not copied:
+    if residual is not None and accumulate and not copied:
         rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
     _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias)
     if tp is not None:
@@ -213,13 +283,15 @@ def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=No
     return out
 
 
-def _gathers(tp):
-    """Whether a column-parallel GEMM's input is gathered from the ranks."""
-    return tp is not None and tp.sequence_parallel
+def _gathers(tp: RecordedRanks | None) -> RecordedRanks | None:
+    """Return the ranks that a column-parallel GEMM's input is gathered from, None where it is not."""
+    return tp if tp is not None and tp.sequence_parallel else None
 
 
-def _normed_in_fp8(rt, x, quantizers, tp):
-    """Whether `_normed_rows` are fp8: not where they are gathered, unless the ranks' scales are the same."""
+def _normed_in_fp8(
+    rt: Recorder, x: Normed | Unnormed, quantizers: RecordedQuantizers | None, tp: RecordedRanks | None
+) -> bool:
+    """Say whether `_normed_rows` are fp8: not where they are gathered, unless the ranks' scales are the same."""
     if x.weight is None:
         return False
     if _gathers(tp):
@@ -227,9 +299,18 @@ def _normed_in_fp8(rt, x, quantizers, tp):
     return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
 
-def _normed_rows(rt, x, quantizers, tp, pieces=None, copies=False):
-    """A Normed's output, or an Unnormed's x, this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not
-    gathered, and for the statistics; None: new ones. copies: `column_forward`'s.
+def _normed_rows(
+    rt: Recorder,
+    x: Normed | Unnormed,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    pieces: tuple[Pieces, Pieces | None] | None = None,
+    copies: bool = False,
+) -> Operand:
+    """Return a Normed's output, or an Unnormed's x, this rank's rows.
+
+    pieces: (rowwise, columnwise) for fp8 that is not gathered, and for the statistics; None: new ones. copies:
+    `column_forward`'s.
 
     The norm's kernels write fp8, TE's under delayed scaling alone.
     """
@@ -238,19 +319,22 @@ def _normed_rows(rt, x, quantizers, tp, pieces=None, copies=False):
     shape, gather, statistics = x.x.shape, _gathers(tp), pieces and pieces[1]
     if not _normed_in_fp8(rt, x, quantizers, tp):
         rows = rt.new_matrix(shape, x.dtype, x.code)
-    elif gather:
-        rows = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
+        x.forward(rt, rows.native, statistics)
+        return rows
+    assert quantizers is not None
+    if gather:
+        rows8 = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
     else:
-        rows = new_float8(rt, shape, quantizers.input, pieces)
+        rows8 = new_float8(rt, shape, quantizers.input, pieces)
         if x.casts(rt, quantizers.input):
-            x.forward_in_fp8(rt, rows, statistics, copies and _adds(tp))
-            return rows
-    x.forward(rt, rows.native, statistics)
-    return rows
+            x.forward_in_fp8(rt, rows8, statistics, copies and _adds(tp))
+            return rows8
+    x.forward(rt, rows8.native, statistics)
+    return rows8
 
 
-def _normed_again(rt, x, quantizers):
-    """In backward, where nothing is gathered: the operand of `column_forward`, with new statistics."""
+def _normed_again(rt: Recorder, x: Normed | Unnormed, quantizers: RecordedQuantizers | None) -> Operand:
+    """Return in backward, where nothing is gathered, the operand of `column_forward`, with new statistics."""
     rows = _normed_rows(rt, x, quantizers, tp=None)
     if quantizers is not None and not isinstance(rows, Float8Matrix):
         rows = quantize(rt, rows, quantizers.input)
@@ -258,13 +342,15 @@ def _normed_again(rt, x, quantizers):
     return rows
 
 
-def _to_gather(rows):
-    """What of a rank's rows is gathered."""
+def _to_gather(rows: Operand) -> Placeholder:
+    """Return what of a rank's rows is gathered."""
     return rows.rowwise if isinstance(rows, Float8Matrix) else rows.memory
 
 
-def _gathered_again(rt, rows, gathered, code, quantizers):
-    """In backward under sequence parallelism: the operand of `column_forward` from the ranks' own rows."""
+def _gathered_again(
+    rt: Recorder, rows: Operand, gathered: Placeholder, code: int, quantizers: RecordedQuantizers | None
+) -> Operand:
+    """Return in backward under sequence parallelism the operand of `column_forward` from the ranks' own rows."""
     if isinstance(rows, Float8Matrix):
         return rows.gathered(rt, gathered, rowwise=False)
     whole = rt.matrix(gathered, code)
@@ -273,26 +359,34 @@ def _gathered_again(rt, rows, gathered, code, quantizers):
 
 @dataclass(slots=True)
 class SavedColumn:
-    """What the backward of `column_forward` reads.
+    """Hold what the backward of `column_forward` reads.
 
     norm: the Normed. operand: its output as the GEMM read it; where ranks gather it, this rank's rows, which are
     gathered again; None where it is computed again. w, weight: as the GEMM read it, as it is.
     """
 
-    norm: Normed
-    operand: Matrix | Float8Matrix | None
-    w: Matrix | Float8Matrix
+    norm: Normed | Unnormed
+    operand: Operand | None
+    w: Operand
     weight: Placeholder
     bias: Placeholder | None
-    quantizers: Any
-    tp: Any
+    quantizers: RecordedQuantizers | None
+    tp: RecordedRanks | None
 
-    def bias_gradient(self, rt):
-        """The BiasGradient to be filled by what makes dy or by `backward`, or None."""
+    def bias_gradient(self, rt: Recorder) -> BiasGradient | None:
+        """Make the BiasGradient to be filled by what makes dy or by `backward`, or None."""
         return BiasGradient.wanted(rt, self.bias, self.weight, self.quantizers is not None)
 
-    def backward(self, rt, dy, dbias, dresidual, weight=None, into=None):
-        """(dx, the gradients of the norm's weight and bias, dW) from dy as the backward GEMMs read it.
+    def backward(
+        self,
+        rt: Recorder,
+        dy: Operand,
+        dbias: BiasGradient | None,
+        dresidual: Placeholder | None,
+        weight: Placeholder | None = None,
+        into: Sequence[Placeholder | None] | None = None,
+    ) -> tuple[Placeholder | None, Placeholder | None, Placeholder | None, Placeholder | None]:
+        """Return (dx, the gradients of the norm's weight and bias, dW) from dy as the backward GEMMs read it.
 
         dbias: a BiasGradient to fill, or None. weight: in the place of its own, whose gradient is to be added up
         elsewhere. into: `Normed.backward`'s.
@@ -302,7 +396,17 @@ class SavedColumn:
         return *self.norm.backward(rt, dz, dresidual, into), dw
 
 
-def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None, copies=False):
+def column_forward(
+    rt: Recorder,
+    normed: Normed | Unnormed,
+    weight: Placeholder,
+    bias: Placeholder | None,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    train: bool,
+    w: Operand | None = None,
+    copies: bool = False,
+) -> tuple[Matrix, SavedColumn]:
     """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks. w: the weight's
     `weight_operand`, which the caller lets go of; None: it is made here.
 
@@ -319,8 +423,8 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None, copi
         rows, operand, of_weight = _cast_operands(rt, normed, weight, quantizers, tp, train, w)
     else:
         rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w, copies)
-        operand = _all_rows(rt, rows, normed.code, tp) if gather else rows
-    lead = [tp.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
+        operand = _all_rows(rt, rows, normed.code, gather) if gather else rows
+    lead = [gather.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
     _fprop(rt, operand, of_weight, out.native, bias=bias)
     if train:
@@ -329,8 +433,17 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None, copi
     return out, SavedColumn(normed, kept, of_weight, weight, bias, quantizers, tp)
 
 
-def _rows_and_weight(rt, x, weight, quantizers, tp, columnwise, w, copies):
-    """(a Normed's rows of this rank, the weight), both as the GEMM reads them. w, copies: `column_forward`'s."""
+def _rows_and_weight(
+    rt: Recorder,
+    x: Normed | Unnormed,
+    weight: Placeholder,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    columnwise: bool,
+    w: Operand | None,
+    copies: bool,
+) -> tuple[Operand, Operand]:
+    """Return (a Normed's rows of this rank, the weight), both as the GEMM reads them. w, copies: `column_forward`'s."""
     if quantizers is None:
         return _normed_rows(rt, x, None, tp), w or rt.matrix(weight, x.code)
     shape, weight_shape = None if _gathers(tp) else x.x.shape, None if w else weight.shape
@@ -340,39 +453,54 @@ def _rows_and_weight(rt, x, weight, quantizers, tp, columnwise, w, copies):
     return rows, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight)
 
 
-def _cast_operands(rt, x, weight, quantizers, tp, columnwise, w):
-    """(a Normed's rows of this rank in its dtype, those of all ranks and the weight as the GEMM reads them)."""
+def _cast_operands(
+    rt: Recorder,
+    x: Normed | Unnormed,
+    weight: Placeholder,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    columnwise: bool,
+    w: Operand | None,
+) -> tuple[Operand, Operand, Operand]:
+    """Return (a Normed's rows of this rank in its dtype, those of all ranks and the weight as the GEMM reads them)."""
     rows = _normed_rows(rt, x, quantizers, tp)
-    whole = _all_rows(rt, rows, x.code, tp) if _gathers(tp) else rows
-    options = dict(recompute=x.recompute, w=w)
-    return rows, *forward_operands(rt, whole, weight, x.code, quantizers, columnwise, **options)
+    gather = _gathers(tp)
+    whole = _all_rows(rt, rows, x.code, gather) if gather else rows
+    return rows, *forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=x.recompute, w=w)
 
 
-def _all_rows(rt, rows, code, tp):
-    """The forward GEMM's operand from each rank's rows: a Matrix, or a Float8Matrix without a transpose."""
+def _all_rows(rt: Recorder, rows: Operand, code: int, tp: RecordedRanks) -> Operand:
+    """Make the forward GEMM's operand from each rank's rows: a Matrix, or a Float8Matrix without a transpose."""
     gathered = tp.all_gather(_to_gather(rows))
-    in_fp8 = isinstance(rows, Float8Matrix)
-    return rows.gathered(rt, gathered, columnwise=False) if in_fp8 else rt.matrix(gathered, code)
+    if isinstance(rows, Float8Matrix):
+        return rows.gathered(rt, gathered, columnwise=False)
+    return rt.matrix(gathered, code)
 
 
-def check_weight(name, weight, shape, dtype, quantizers):
-    """Raises TypeError or ValueError for a weight that is not of that shape and of that dtype, or bytes where it exists
-    in fp8 only."""
+def check_weight(
+    name: str, weight: Memory, shape: Sequence[int], dtype: Any, quantizers: RecordedQuantizers | None
+) -> None:
+    """Raise TypeError or ValueError for a weight of another shape or dtype; bytes where it exists in fp8 only."""
     stored = quantizers is not None and quantizers.weight.kind == "stored"
     check_tensor(name, weight, shape, paddle.uint8 if stored else dtype)
 
 
-def check_bias(name, bias, size, dtype):
-    """Raises TypeError or ValueError for a bias, None or a tensor, that is not [size] and of that dtype."""
+def check_bias(name: str, bias: Memory | None, size: int, dtype: Any) -> None:
+    """Raise TypeError or ValueError for a bias, None or a tensor, that is not [size] and of that dtype."""
     if bias is not None:
         check_tensor(name, bias, [size], dtype)
 
 
-def check_fp8(quantizers, **sizes):
-    """Raises ValueError for a GEMM dimension that fp8 cannot have. quantizers: None for a GEMM that is not in fp8."""
+def check_fp8(quantizers: RecordedQuantizers | None, **sizes: int) -> None:
+    """Raise ValueError for a GEMM dimension that fp8 cannot have.
+
+    quantizers: None for a GEMM that is not in fp8.
+    """
     if quantizers is None:
         return
-    multiple = quantizers.input.scaling.multiple
+    scaling = quantizers.input.scaling
+    assert not isinstance(scaling, StoredScaling)  # only weights are stored
+    multiple = scaling.multiple
     wrong = ", ".join([f"{name} {size}" for name, size in sizes.items() if size % multiple])
     if wrong:
         kind = "block scaling's" if quantizers.input.kind == "block" else "fp8"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import paddle
 import paddle.distributed as dist
@@ -42,7 +42,11 @@ class Pieces:
         return address
 
 
-def _size(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+# (rowwise, columnwise), and the factors' where they are not one copy's alone
+PiecesOfMatrix: TypeAlias = tuple[Pieces, Pieces | None] | tuple[Pieces, Pieces, Pieces]
+
+
+def _size(shape: Sequence[int], quantizer: RecordedQuantizer) -> int:
     """Return the bytes of an fp8 matrix (rows, cols), or of its transpose, with its factors."""
     return shape[0] * shape[1] + MATRICES[quantizer.kind].factor_bytes(shape, quantizer)
 
@@ -74,7 +78,7 @@ def operand_pieces(
     rt: Runtime,
     quantizers: RecordedQuantizers,
     shape: tuple[int, int] | None,
-    weight_shape: tuple[int, int] | None,
+    weight_shape: Sequence[int] | None,
     columnwise: bool,
     wgrad: bool,
     more: int = 0,
@@ -127,7 +131,7 @@ class Float8Matrix:
     split_accumulator = False  # whether the forward GEMM, too, must sum exactly
 
     @staticmethod
-    def factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+    def factor_bytes(shape: Sequence[int], quantizer: RecordedQuantizer) -> int:
         """Return those of a matrix's own factors, in either copy's pieces: a multiple of 256."""
         return 0
 
@@ -237,7 +241,7 @@ class CurrentMatrix(Float8Matrix):
     __slots__ = ("_factors",)
 
     @staticmethod
-    def factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+    def factor_bytes(shape: Sequence[int], quantizer: RecordedQuantizer) -> int:
         return 256  # amax, scale, two unused, scale_inv (16-byte aligned), rounded up for what follows
 
     def _take_factors(self, rowwise: Pieces, columnwise: Pieces | None, factors: Pieces | None) -> tuple[int, ...]:
@@ -271,7 +275,7 @@ class CurrentMatrix(Float8Matrix):
         return rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], 0, scale, amax, scale_inv)
 
 
-def block_factor_bytes(shape: tuple[int, int], block_scaling_dim: int) -> int:
+def block_factor_bytes(shape: Sequence[int], block_scaling_dim: int) -> int:
     """Return the bytes of the scales of one copy of a matrix (rows, cols) with block scaling, a multiple of 256.
 
     The greater of both copies', whose last dimensions are rounded up to multiples of 4.
@@ -295,7 +299,7 @@ class BlockMatrix(Float8Matrix):
     split_accumulator = True
 
     @staticmethod
-    def factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer) -> int:
+    def factor_bytes(shape: Sequence[int], quantizer: RecordedQuantizer) -> int:
         assert isinstance(quantizer.scaling, BlockScaling)
         return block_factor_bytes(shape, quantizer.scaling.block_scaling_dim)
 
@@ -419,7 +423,7 @@ def new_float8(
     rt: Runtime,
     shape: tuple[int, int],
     quantizer: RecordedQuantizer,
-    pieces: tuple[Pieces, Pieces | None] | None = None,
+    pieces: PiecesOfMatrix | None = None,
 ) -> Float8Matrix:
     """Make a Float8Matrix of the quantizer's kind, uninitialised.
 
@@ -432,7 +436,7 @@ def quantize(
     rt: Runtime,
     source: Matrix,
     quantizer: RecordedQuantizer,
-    pieces: tuple[Pieces, Pieces | None] | None = None,
+    pieces: PiecesOfMatrix | None = None,
     dbias: Any = None,
 ) -> Float8Matrix:
     """Make a Float8Matrix of a Matrix; pieces: `new_float8`'s. dbias: as `fill`'s."""
@@ -440,7 +444,7 @@ def quantize(
 
 
 def quantized_weight(
-    rt: Runtime, weight: Memory, code: int, quantizers: RecordedQuantizers, pieces: tuple[Pieces, Pieces | None]
+    rt: Runtime, weight: Memory, code: int, quantizers: RecordedQuantizers, pieces: PiecesOfMatrix
 ) -> Float8Matrix:
     """Return the weight, a tensor, in fp8.
 
