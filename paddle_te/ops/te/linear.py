@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import paddle
 from paddle import Tensor
@@ -15,6 +16,8 @@ from paddle_te.ops.norms import Norm, norm_tensors
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.gemm import (
     BiasGradient,
+    Operand,
+    SavedColumn,
     check_bias,
     check_fp8,
     check_weight,
@@ -29,10 +32,13 @@ from paddle_te.ops.te.gemm import (
     wgrad,
 )
 from paddle_te.ops.te.low_rank import LowRankProduct, LowRankSettings
-from paddle_te.ops.te.norm import Normed, NormSettings, Unnormed, normed
+from paddle_te.ops.te.norm import Gradients, Normed, NormSettings, Unnormed, normed
 from paddle_te.ops.te.quantized import Float8Matrix
-from paddle_te.ops.te.recording import Op, Placeholder
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dense, dtype_code
+
+Wanted: TypeAlias = Placeholder | None  # a gradient, None where none is wanted
+Pending: TypeAlias = tuple[Matrix, Matrix] | None  # what LowRankProduct.factor_gradients takes
 
 
 class LinearSettings(NamedTuple):
@@ -44,7 +50,7 @@ class LinearSettings(NamedTuple):
 
 @dataclass(slots=True)
 class _SavedLinear:
-    """What the backward of `linear_forward` reads.
+    """Hold what the backward of `linear_forward` reads.
 
     x, weight, bias, residual: as forward was given them. whole: the shape of x with the rows of all ranks. operand, w:
     x and the weight as the GEMM read them. code: x's dtype for TE. column, row: the ranks, if the GEMM is parallel that
@@ -52,30 +58,45 @@ class _SavedLinear:
     """
 
     x: Placeholder
-    whole: list
-    operand: Matrix | Float8Matrix
-    w: Matrix | Float8Matrix
+    whole: list[int]
+    operand: Operand
+    w: Operand
     weight: Placeholder
     bias: Placeholder | None
     residual: Placeholder | None
     code: int
-    quantizers: Any
-    column: Any
-    row: Any
+    quantizers: RecordedQuantizers | None
+    column: RecordedRanks | None
+    row: RecordedRanks | None
     transpose_y: bool
 
 
-def _linear_forward(rt, inputs, settings):
+def _linear_forward(rt: Recorder, inputs: OpInputs, settings: LinearSettings) -> tuple[Placeholder, _SavedLinear]:
     (quantizers,) = inputs.quantizers
-    return linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, *settings)
+    x, weight, bias, residual = inputs.tensors
+    return linear_forward(rt, x, weight, bias, residual, quantizers, inputs.tp, inputs.train, *settings)
 
 
 def linear_forward(
-    rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True, quantized=None, copy=None,
-    w=None,
-):  # fmt: skip
-    """(the output of `linear`, _SavedLinear). quantized: x in fp8, where that is made before. copy: a copy of the
-    residual in which the output is to be, where that is made before. w: the weight as the GEMM reads it, likewise."""
+    rt: Recorder,
+    x: Placeholder,
+    weight: Placeholder,
+    bias: Placeholder | None,
+    residual: Placeholder | None,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    train: bool,
+    parallel_mode: str | None,
+    transpose_y: bool = True,
+    quantized: Float8Matrix | None = None,
+    copy: Placeholder | None = None,
+    w: Operand | None = None,
+) -> tuple[Placeholder, _SavedLinear]:
+    """Compute (the output of `linear`, _SavedLinear).
+
+    quantized: x in fp8, where that is made before. copy: a copy of the residual in which the output is to be, where
+    that is made before. w: the weight as the GEMM reads it, likewise.
+    """
     code = dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
@@ -113,8 +134,13 @@ def linear_forward(
     return out, saved
 
 
-def linear_backward(rt, saved, dy, grad=None):
-    """(dx, dW, dbias, the residual's gradient). grad: dy as the backward GEMMs read it, where that is made before."""
+def linear_backward(
+    rt: Recorder, saved: _SavedLinear, dy: Placeholder, grad: Operand | None = None
+) -> tuple[Wanted, Wanted, Wanted, Wanted]:
+    """Compute (dx, dW, dbias, the residual's gradient).
+
+    grad: dy as the backward GEMMs read it, where that is made before.
+    """
     x, operand, code, residual = saved.x, saved.operand, saved.code, saved.residual
     fp8 = saved.quantizers is not None
     gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
@@ -129,44 +155,67 @@ def linear_backward(rt, saved, dy, grad=None):
     operands = (operand, grad) if saved.transpose_y else (grad, operand)
     dw = wgrad(rt, *operands, saved.weight, code, fp8, dbias)
     dresidual = None if residual is None or residual.stop_gradient else dy
-    return dx, dw, dbias and dbias.in_its_dtype(rt), dresidual
+    return dx, dw, None if dbias is None else dbias.in_its_dtype(rt), dresidual
 
 
 class LowRankLinearSettings(NamedTuple):
     linear: LinearSettings
-    low_rank: LowRankSettings
+    low_rank: LowRankSettings | None
 
 
 @dataclass(slots=True)
 class SavedLowRankLinear:
-    """What the backward of `low_rank_linear_forward` reads. product: None where the weight has none beside it. dropped:
-    in the place of x for the product, or None."""
+    """Hold what the backward of `low_rank_linear_forward` reads.
+
+    product: None where the weight has none beside it. dropped: in the place of x for the product, or None.
+    """
 
     linear: _SavedLinear
     product: LowRankProduct | None
     dropped: Placeholder | None
 
-    def backward(self, rt, dy, grad=None):
-        """((dx, dW, dbias, the residual's gradient), the gradient of `dropped`, what `factor_gradients` takes). grad:
-        `linear_backward`'s."""
+    def backward(
+        self, rt: Recorder, dy: Placeholder, grad: Operand | None = None
+    ) -> tuple[tuple[Wanted, Wanted, Wanted, Wanted], Wanted, Pending]:
+        """Compute linear's gradients, the gradient of `dropped`, and what `factor_gradients` takes.
+
+        linear's: (dx, dW, dbias, the residual's gradient). grad: `linear_backward`'s.
+        """
         of_linear = linear_backward(rt, self.linear, dy, grad)
         if self.product is None:
-            return of_linear, None, ()
+            return of_linear, None, None
         if self.dropped is None:
             return of_linear, None, self.product.input_gradient(rt, dy, of_linear[0], accumulate=True)
         ddropped = None if self.dropped.stop_gradient else rt.empty(self.dropped.shape, self.dropped.dtype)
         return of_linear, ddropped, self.product.input_gradient(rt, dy, ddropped)
 
-    def factor_gradients(self, rt, pending, x=None):
-        """Those of all A, then of all B. pending: `backward`'s. x: as LowRankProduct's."""
-        return self.product.factor_gradients(rt, *pending, x) if pending else ()
+    def factor_gradients(self, rt: Recorder, pending: Pending, x: Placeholder | None = None) -> Sequence[Wanted]:
+        """Return those of all A, then of all B.
+
+        pending: `backward`'s. x: as LowRankProduct's.
+        """
+        return () if self.product is None or pending is None else self.product.factor_gradients(rt, *pending, x)
 
 
 def low_rank_linear_forward(
-    rt, x, weight, bias, residual, dropped, factors, quantizers, tp, train, settings, quantized=None
-):
-    """(the output of `linear`, SavedLowRankLinear). factors: Placeholders of all A, then of all B. settings: a
-    LowRankLinearSettings, whose low_rank is None where there is no product. quantized: `linear_forward`'s."""
+    rt: Recorder,
+    x: Placeholder,
+    weight: Placeholder,
+    bias: Placeholder | None,
+    residual: Placeholder | None,
+    dropped: Placeholder | None,
+    factors: Sequence[Placeholder | None],
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    train: bool,
+    settings: LowRankLinearSettings,
+    quantized: Float8Matrix | None = None,
+) -> tuple[Placeholder, SavedLowRankLinear]:
+    """Compute (the output of `linear`, SavedLowRankLinear).
+
+    factors: Placeholders of all A, then of all B. settings: a LowRankLinearSettings, whose low_rank is None where there
+    is no product. quantized: `linear_forward`'s.
+    """
     of_linear, of_product = settings
     out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear, quantized)
     if of_product is None:
@@ -178,27 +227,47 @@ def low_rank_linear_forward(
     return out, SavedLowRankLinear(saved, product, dropped)
 
 
-def _low_rank_linear_forward(rt, inputs, settings):
+def _low_rank_linear_forward(
+    rt: Recorder, inputs: OpInputs, settings: LowRankLinearSettings
+) -> tuple[Placeholder, SavedLowRankLinear]:
     x, weight, bias, residual, dropped, *factors = inputs.tensors
     (quantizers,) = inputs.quantizers
     given = x, weight, bias, residual, dropped, factors, quantizers
     return low_rank_linear_forward(rt, *given, inputs.tp, inputs.train, settings)
 
 
-def _low_rank_linear_backward(rt, saved, dy):
+def _low_rank_linear_backward(rt: Recorder, saved: SavedLowRankLinear, dy: Placeholder) -> tuple[Wanted, ...]:
     of_linear, ddropped, pending = saved.backward(rt, dy)
     return *of_linear, ddropped, *saved.factor_gradients(rt, pending)
 
 
-def _layernorm_linear_forward(rt, inputs, settings):
+def _layernorm_linear_forward(
+    rt: Recorder, inputs: OpInputs, settings: NormSettings
+) -> tuple[tuple[Placeholder, Placeholder], SavedColumn]:
     (quantizers,) = inputs.quantizers
-    return layernorm_linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, settings)
+    x, ln_weight, ln_bias, weight, bias = inputs.tensors
+    given = x, ln_weight, ln_bias, weight, bias, quantizers
+    return layernorm_linear_forward(rt, *given, inputs.tp, inputs.train, settings)
 
 
 def layernorm_linear_forward(
-    rt, x, ln_weight, ln_bias, weight, bias, quantizers, tp, train, settings, w=None, copies=False
-):
-    """(the outputs of `layernorm_linear`, SavedColumn). settings: NormSettings. w, copies: `column_forward`'s."""
+    rt: Recorder,
+    x: Placeholder,
+    ln_weight: Placeholder | None,
+    ln_bias: Placeholder | None,
+    weight: Placeholder,
+    bias: Placeholder | None,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    train: bool,
+    settings: NormSettings,
+    w: Operand | None = None,
+    copies: bool = False,
+) -> tuple[tuple[Placeholder, Placeholder], SavedColumn]:
+    """Compute (the outputs of `layernorm_linear`, SavedColumn).
+
+    settings: NormSettings. w, copies: `column_forward`'s.
+    """
     check_weight("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype, quantizers)
     check_bias("bias", bias, weight.shape[0], x.dtype)
     check_fp8(quantizers, tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])
@@ -207,16 +276,18 @@ def layernorm_linear_forward(
     return (out.memory, x), saved
 
 
-def layernorm_linear_backward(rt, saved, dy, dresidual):
-    """(dx, the gradients of the norm's weight and bias, dW, dbias)."""
+def layernorm_linear_backward(
+    rt: Recorder, saved: SavedColumn, dy: Placeholder, dresidual: Placeholder | None
+) -> tuple[Wanted, ...]:
+    """Compute (dx, the gradients of the norm's weight and bias, dW, dbias)."""
     dbias = saved.bias_gradient(rt)
     grad = grad_output(rt, dy, saved.norm.code, saved.quantizers, None, saved.weight, dbias)
-    return *saved.backward(rt, grad, dbias, dresidual), dbias and dbias.in_its_dtype(rt)
+    return *saved.backward(rt, grad, dbias, dresidual), None if dbias is None else dbias.in_its_dtype(rt)
 
 
 @dataclass(slots=True)
 class NormedLowRankLinear:
-    """What the backward of a norm and a column-parallel GEMM with a low-rank product reads.
+    """Hold what the backward of a norm and a column-parallel GEMM with a low-rank product reads.
 
     The gradients of the product's A need the norm's output in 16 bits, so that the norm writes these and a cast makes
     fp8 of them. rows: that output, None where backward computes it again.
@@ -227,9 +298,21 @@ class NormedLowRankLinear:
     linear: SavedLowRankLinear
 
     @classmethod
-    def forward(cls, rt, norm, tensors, factors, low_rank, quantizers, inputs):
-        """(the output, a tensor; what backward reads). norm: NormSettings. tensors: x, the norm's weight and bias, the
-        weight, its bias. low_rank: LowRankSettings, or None. inputs: the op's OpInputs."""
+    def forward(
+        cls,
+        rt: Recorder,
+        norm: NormSettings,
+        tensors: Sequence[Any],
+        factors: Sequence[Placeholder | None],
+        low_rank: LowRankSettings | None,
+        quantizers: RecordedQuantizers | None,
+        inputs: OpInputs,
+    ) -> tuple[Placeholder, NormedLowRankLinear]:
+        """Compute (the output, a tensor; what backward reads).
+
+        norm: NormSettings. tensors: x, the norm's weight and bias, the weight, its bias. low_rank: LowRankSettings, or
+        None. inputs: the op's OpInputs.
+        """
         x, ln_weight, ln_bias, weight, bias = tensors
         before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
         rows, settings = before.output(rt), LowRankLinearSettings(LinearSettings("column", True), low_rank)
@@ -237,12 +320,17 @@ class NormedLowRankLinear:
         out, saved = low_rank_linear_forward(rt, *given)
         return out, cls(before, None if before.recompute else rows, saved)
 
-    def backward(self, rt, dy, dresidual, grad=None):
-        """(dx, the gradients of the norm's weight and bias, dW, dbias, *the factors'). grad: `linear_backward`'s."""
+    def backward(
+        self, rt: Recorder, dy: Placeholder, dresidual: Placeholder | None, grad: Operand | None = None
+    ) -> tuple[Wanted, ...]:
+        """Compute (dx, the gradients of the norm's weight and bias, dW, dbias, *the factors').
+
+        grad: `linear_backward`'s.
+        """
         (drows, dw, dbias, _), _, pending = self.linear.backward(rt, dy, grad)
         rows = self.norm.output(rt) if self.rows is None and pending else None
         factors = self.linear.factor_gradients(rt, pending, rows)
-        of_norm = None, None, None
+        of_norm: Gradients = (None, None, None)
         if drows is not None:
             of_norm = self.norm.backward(rt, rt.matrix(drows, self.norm.code), dresidual)
         return *of_norm, dw, dbias, *factors
@@ -253,14 +341,18 @@ class NormedLowRankSettings(NamedTuple):
     low_rank: LowRankSettings
 
 
-def _layernorm_low_rank_linear_forward(rt, inputs, settings):
+def _layernorm_low_rank_linear_forward(
+    rt: Recorder, inputs: OpInputs, settings: NormedLowRankSettings
+) -> tuple[tuple[Placeholder, Placeholder], NormedLowRankLinear]:
     tensors, factors = inputs.tensors[:5], inputs.tensors[5:]
     (quantizers,) = inputs.quantizers
     out, saved = NormedLowRankLinear.forward(rt, settings.norm, tensors, factors, settings.low_rank, quantizers, inputs)
     return (out, tensors[0]), saved
 
 
-def _layernorm_low_rank_linear_backward(rt, saved, dy, dresidual):
+def _layernorm_low_rank_linear_backward(
+    rt: Recorder, saved: NormedLowRankLinear, dy: Placeholder, dresidual: Placeholder | None
+) -> tuple[Wanted, ...]:
     return saved.backward(rt, dy, dresidual)
 
 
@@ -283,15 +375,13 @@ def linear(
     transpose_y: bool = True,
     low_rank: LowRankUpdate | None = None,
 ) -> Tensor:
-    """See `ops.interface`."""
-    op, tensors, settings = LINEAR, (x, weight, bias, residual), LinearSettings(parallel_mode, transpose_y)
-    if low_rank is not None:
-        op, tensors = _LOW_RANK_LINEAR, (*tensors, low_rank.x, *low_rank.a, *low_rank.b)
-        settings = LowRankLinearSettings(settings, LowRankSettings.of(low_rank))
+    """Multiply x with a weight: see `ops.interface`."""
+    tensors, of_linear = (x, weight, bias, residual), LinearSettings(parallel_mode, transpose_y)
+    with_product = () if low_rank is None else (low_rank.x, *low_rank.a, *low_rank.b)
     return autograd.apply(
-        op,
-        tensors,
-        settings,
+        LINEAR if low_rank is None else _LOW_RANK_LINEAR,
+        (*tensors, *with_product),
+        of_linear if low_rank is None else LowRankLinearSettings(of_linear, LowRankSettings.of(low_rank)),
         quantizers=(quantizers,),
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
@@ -309,7 +399,7 @@ def layernorm_linear(
     fuse_wgrad_accumulation: bool = False,
     low_rank: LowRankUpdate | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `ops.interface`; RMSNorm's backward kernel adds the residual's gradient."""
+    """Norm x and multiply it: see `ops.interface`; RMSNorm's backward kernel adds the residual's gradient."""
     if low_rank is not None:
         return _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers)
     return autograd.apply(
@@ -322,8 +412,16 @@ def layernorm_linear(
     )
 
 
-def _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers):
-    """`layernorm_linear` with the product of a LowRankUpdate."""
+def _layernorm_low_rank_linear(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    low_rank: LowRankUpdate,
+    bias: Tensor | None,
+    tp: Ranks | None,
+    quantizers: GemmQuantizers | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `layernorm_linear` with the product of a LowRankUpdate."""
     return autograd.apply(
         _LAYERNORM_LOW_RANK_LINEAR,
         (x, *norm_tensors(norm), weight, bias, *low_rank.a, *low_rank.b),
@@ -334,7 +432,7 @@ def _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers):
 
 
 def accumulate_wgrad(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
-    """xᵀ · dy in float32, added to `out` (in place) where that is given, in the GEMM."""
+    """Return xᵀ · dy in float32, added to `out` (in place) where that is given, in the GEMM."""
     rt, code = runtime.current(), dtype_code("hidden states", x)
     result = rt.empty([x.shape[-1], dy.shape[-1]], paddle.float32) if out is None else out
     left, right = rt.matrix(dense(x), code), rt.matrix(dense(dy), code)
