@@ -186,6 +186,8 @@ def bf16_bounds(kind):
     Rounding moves some numbers over a step in the activation's gradient. They are few, so their number is a matter of
     chance, and with them most of the error of the gradients before it: of 400 seeds the greatest was 0.064.
     """
+    if kind == "qk_norm_zero_centered":  # plain bf16 on nvgpu's host runtime: of 30 seeds the greatest was 0.036
+        return 5e-2, 1.2
     activation = (MLPS | TRANSFORMERS).get(kind, {}).get("activation")
     return (1e-1, 2) if activation in WITH_A_STEP else (2e-2, 1.2)
 
