@@ -281,7 +281,8 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     of_input = {part: _kept_of_an_input(layout, part) for part in ("attention", "mlp")}
     norm, norm_2 = (0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
     of_attention = 1 if layout.fp8_dpa else 2
-    qkv = of_attention * model.qkv
+    # with norms of q and k also as the GEMM gives them, from which the norms' backward computes
+    qkv = (of_attention + (2 if model.qk_norm else 0)) * model.qkv
     attention = (
         0 if "core_attn" in again else of_attention * model.q + 4 * model.heads
     )  # its output, the softmax's statistics

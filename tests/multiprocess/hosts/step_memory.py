@@ -16,8 +16,7 @@ from paddle_te.native import rmsnorm
 from paddle_te.ops.te import packing
 from paddle_te.optimizer import fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact
-from tests import emulated_te
-from tests.unit.hosts.paddlenlp.native import tiny_config
+from tests import emulated_te, small_models
 
 SIZES = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 FEW_WORDS, COMPACT = dict(vocab_size=64), dict(optim_moments="bfloat16", master_weights="bf16_remainder")
@@ -29,6 +28,7 @@ CASES = {
     "lm_head in fp8": (dict(fp8_lm_head=True), dict(fp8_head=True)),
     "loss in chunks": (dict(use_fused_linear_cross_entropy=True, vocab_size=4096), dict(batch=2, precision="bf16")),
     "last layer": (FEW_WORDS, dict()),
+    "norms of q and k": (FEW_WORDS | dict(family="qwen3", head_dim=64), dict()),
     "last layer, the second micro-batch": (FEW_WORDS, dict(micro_batches=2)),
     "first layer": (FEW_WORDS, dict(recompute="full")),
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),
@@ -48,8 +48,7 @@ def layout_of(case):
 def config_of(case):
     """The case's configuration."""
     settings, layout = CASES[case][0], layout_of(case)
-    own = dict(vocab_size=512, transformer_engine_backend="transformer_engine", dtype="bfloat16")
-    config = tiny_config(**SIZES | own | settings)
+    config = small_models.config(small_models.TE, **SIZES | dict(vocab_size=512, dtype="bfloat16") | settings)
     config.seq_length = config.max_position_embeddings = layout["sequence"]
     config.use_fp8 = layout.get("precision", "fp8") == "fp8"
     config.recompute_granularity = "full"

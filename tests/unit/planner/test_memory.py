@@ -134,6 +134,8 @@ def test_a_layer_keeps_these_tensors():
     assert memory.kept_of_a_layer(SMALL, changed(precision="bf16")) == bf16
     # attention in fp8 keeps q, k, v and its output in one byte
     assert memory.kept_of_a_layer(SMALL, changed(fp8_attention=True)) == fp8 - 128 - 64
+    # norms of q and k keep what the GEMM gives for q, k and v
+    assert memory.kept_of_a_layer(replace(SMALL, qk_norm="head"), LAYOUT) == fp8 + 2 * 128
 
 
 def test_the_first_stage_keeps_what_is_in_flight():
