@@ -16,4 +16,4 @@ def test_the_site_builds(tmp_path):
     front = (tmp_path / "index.html").read_text()
     assert "docs/images/speed.svg" in front and (tmp_path / "docs/images/speed.svg").is_file()
     api = (tmp_path / "docs/reference/api/index.html").read_text()
-    assert 'id="paddle_te.layers.TransformerLayer"' in api and "Pre-norm decoder layer" in api
+    assert 'id="paddle_te.layers.TransformerLayer"' in api and "Compute a decoder layer" in api

@@ -61,7 +61,7 @@ def test_none_and_pd_train_alike_from_the_same_weights(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (dict(bf16="true", fp16_opt_level="O2"), "bf16 on cpu"),
+        (dict(bf16="true", fp16_opt_level="O2"), "--bf16 true does not train on a plain CPU"),
         (dict(transformer_engine_backend="transformer_engine"), "transformer_engine"),
         (dict(transformer_engine_backend="other"), "it must be one of none, paddle, transformer_engine"),
         (dict(resume_from_checkpoint="5"), "complete checkpoints"),

@@ -122,7 +122,8 @@ def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
     )
     with open(tmp_path / "screen", "wb") as screen:
         job = pair.run("node1", script, screen, cwd=ROOT)
-    pair.wait_for(lambda: len(list((tmp_path / "seen").glob("ready.*"))) == 2, "start", 200)
+    seen = tmp_path / "seen"
+    pair.wait_for(lambda: sum(file.stat().st_size > 0 for file in seen.glob("ready.*")) == 2, "start", 200)
     for rank in range(2):
         ready = (tmp_path / f"seen/ready.{rank}").read_text()
         assert ready == f"node{rank + 1} {len(os.sched_getaffinity(0))}", "each on its node, with all cores"

@@ -13,7 +13,7 @@ BROKEN_STEP = 5  # the one after a checkpoint
 OURS = re.compile(  # what the screen of a run has that nothing happens to
     r"launch: the host is PaddleNLP|\+ env |OVERLAP=auto: |"
     r"\d\d:\d\d:\d\d (the messages of PaddleNLP|training (steps|ended)|kernels of step|step \d+/\d+: |"
-    r"\S+ is complete$|[\d.]+ GB saved )"
+    r"\S+ is complete$|[\d.]+ GB saved |warning: warmup_steps )"
 )
 
 

@@ -210,7 +210,8 @@ def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypa
         return Outcome(-signal.SIGKILL, step=1)
 
     monkeypatch.setattr(Supervisor, "run", killed)
-    knobs = dict(DEVICE="cpu", DEVICES="0", MOCK_DATA=1, OUTPUT_BASE=tmp_path, EXTRA_ARGS=f"--staging_dir {staging}")
+    extra = f"--save_in_background true --staging_dir {staging}"
+    knobs = dict(DEVICE="cpu", DEVICES="0", MOCK_DATA=1, OUTPUT_BASE=tmp_path, EXTRA_ARGS=extra)
     arguments = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, precision="fp32")
     words = [f"--{key}={value}" for key, value in (arguments | knobs).items()]
     assert launch(["pretrain", *words]) == 137
