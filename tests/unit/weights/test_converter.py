@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tqdm import tqdm
 
 from paddle_te.weights import CheckpointError, check_layout, convert, converter
 from tests.unit.weights.models import (
@@ -533,7 +532,8 @@ def in_a_child(work):
     pid = os.fork()
     if pid:
         return pid
-    tqdm.set_lock(threading.RLock())  # its own is shared with forks: one that is killed with it would leave it taken
+    # its own is shared with forks: one that is killed with it would leave it taken
+    converter._Bar.set_lock(threading.RLock())
     try:
         work()
         os._exit(0)
