@@ -159,7 +159,7 @@ def convert(
 
 
 def _open(input_path: Path, output_path: Path, wanted: Conversion, tell: Callable[[str], None]) -> Checkpoint:
-    """Return the input, compared with what it has for that, and with its adapter added."""
+    """Compare the input's files first, then open it, and add the adapter if one is given."""
     if input_path.is_dir():
         if wanted.verify:
             verify_checksums(input_path, wanted.workers)

@@ -74,7 +74,7 @@ class Verification:
 
     @contextmanager
     def beside(self, folder: str | Path, names: Iterable[str] | None = None) -> Iterator["Comparison"]:
-        """Compare likewise while the block reads the files: sizes before it, checksums in threads beside it.
+        """Compare while the block reads the files: check sizes before it, and checksums in threads during it.
 
         All processes enter it. Its Comparison has `verified` once the block is over. Raises CheckpointError before the
         block for another size and after it for another checksum. A block that fails on such a file raises it, too.

@@ -1,8 +1,8 @@
 """Write an adapter as PEFT's folder: adapter_model.safetensors and adapter_config.json, which vLLM reads, too.
 
-Each of Hugging Face's modules gets the A and B of its parts. Those of a fused weight share one A in PEFT's q, k and v.
-Where Hugging Face's module is the fused one (GPT-2's c_attn) and the parts have an A each, the module's A has all of
-them, one under the other, and B has theirs in blocks: the same product, of a rank that is the sum.
+Each of Hugging Face's modules gets the A and B of its parts. Where the parts of a fused weight share one A, PEFT's q, k
+and v each get a copy of it. Where Hugging Face's module is the fused one (GPT-2's c_attn) and each part has its own A,
+the module's A stacks all of them, and its B holds theirs in blocks. The product is the same; its rank is their sum.
 """
 
 from collections import Counter
