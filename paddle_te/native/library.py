@@ -1,8 +1,8 @@
 """Find and load Transformer Engine and the CUDA libraries under it.
 
 One copy of each library per process: kernels launched through a second libcudart silently do nothing, and a second
-cuDNN disables fused attention. So each is looked up by SONAME among those already loaded, then in the `nvidia` pip
-packages, then where the system's loader finds it.
+cuDNN disables fused attention. So each is looked up by SONAME among those already loaded, then in the folders of
+PADDLE_TE_CUDA_LIBRARIES (`choice`), then in the `nvidia` pip packages, then where the system's loader finds it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TypedDict
 
+from paddle_te.native import choice
 from paddle_te.native.errors import BackendUnavailable, Problem
 
 LIBRARY_VARIABLE = "PADDLE_TE_LIBRARY"
@@ -194,9 +195,17 @@ def find_cuda_libraries(cuda: int) -> tuple[dict[str, str | None], list[Problem]
         if paths[name] is None:
             missing.setdefault(package, []).append(soname)
     for package, sonames in missing.items():
-        remedy = f"pip install '{_requirement(package, cuda)}', or add its folder to LD_LIBRARY_PATH"
+        remedy = f"pip install '{_requirement(package, cuda)}', or add its folder to {choice.VARIABLE}"
         problems.append(Problem(f"not found: {', '.join(sonames)}", remedy))
-    return paths, problems
+    return paths, problems + _choice_problems({name: soname for name, (_, soname) in wanted.items()})
+
+
+def _choice_problems(sonames: Mapping[str, str]) -> list[Problem]:
+    """Return why the user's choice of libraries, {name: SONAME}, cannot be followed."""
+    if not choice.folders():
+        return []
+    present = {sonames[name]: entry["paths"] for name, entry in report().items() if name in sonames}
+    return choice.problems([*sonames.values()], present)
 
 
 def _requirement(package: str, cuda: int) -> str:
@@ -221,6 +230,8 @@ def _find(soname: str) -> str | None:
     """Return what to pass to dlopen for `soname`, or None."""
     if _is_loaded(soname):
         return soname
+    if path := choice.chosen(soname):
+        return path
     for folder in nvidia_folders():
         for path in sorted(glob.glob(os.path.join(folder, "*", "lib", soname))):
             return path
@@ -324,14 +335,16 @@ def _open_all(te: str, paths: Mapping[str, str | None], cuda: int) -> list[Probl
         except OSError as e:
             return [Problem(f"{path} cannot be loaded: {e}", "reinstall the package it belongs to")]
     _open_nvrtc_builtins()
+    present = report()
     problems = [
         Problem(
             f"lib{name} is in this process more than once: {', '.join(entry['paths'])}",
             "uninstall one of them, or take its folder out of LD_LIBRARY_PATH",
         )
-        for name, entry in report().items()
+        for name, entry in present.items()
         if entry["duplicate"]
     ]
+    problems = problems or choice.apart({name: entry["paths"] for name, entry in present.items()})
     cudnn = opened["cudnn"].cudnnGetVersion()
     if cudnn < MIN_CUDNN:
         remedy = f"pip install 'nvidia-cudnn-cu{cuda}>={_dotted(MIN_CUDNN)}'"
@@ -368,6 +381,13 @@ def _cuda_dotted(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
+def _cublas_property(library: ctypes.CDLL, part: int) -> int:
+    """Return the major (0), minor (1) or patch (2) number of a cuBLAS, which has no handle yet."""
+    number = ctypes.c_int()
+    library.cublasGetProperty(part, ctypes.byref(number))
+    return number.value
+
+
 def _version(name: str, path: str) -> str | None:
     """Return the version of the library loaded from `path`, asked of itself where it can say; else None."""
     if name == "transformer_engine":
@@ -376,6 +396,8 @@ def _version(name: str, path: str) -> str | None:
         library, number, minor = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), ctypes.c_int(), ctypes.c_int()
         if name in ("cudnn", "cublasLt"):
             return _dotted(library.cudnnGetVersion() if name == "cudnn" else library.cublasLtGetVersion())
+        if name == "cublas":
+            return ".".join(str(_cublas_property(library, part)) for part in range(3))
         if name == "nvrtc":
             library.nvrtcVersion(ctypes.byref(number), ctypes.byref(minor))
             return f"{number.value}.{minor.value}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from paddle_te import native
-from paddle_te.native import BackendUnavailable, experts
+from paddle_te.native import BackendUnavailable, choice, experts
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te import autograd, float8_experts, runtime
@@ -21,6 +21,10 @@ CUBLAS, CUBLAS_FP8 = (13, 4), (13, 5)  # from here on Hopper has grouped GEMMs, 
 HOPPER = 9  # elsewhere they take factors for each expert
 FAULTY = (13, 7)  # where these corrupt data on newer GPUs
 PIP = 'pip install "nvidia-cublas>=13.6.2,<13.7"'
+REMEDY = (
+    f"{PIP}; or keep it beside the other one: {PIP} --no-deps --target FOLDER, and start with "
+    f"{choice.VARIABLE}=FOLDER/nvidia/cu13/lib"
+)
 
 
 def check_experts(activation="swiglu", bias=False, capacity=False):
@@ -28,7 +32,7 @@ def check_experts(activation="swiglu", bias=False, capacity=False):
     native.load()
     version, problems = cublas_version(), []
     if not CUBLAS <= version < FAULTY:
-        problems.append(("grouped GEMMs need cuBLAS 13.4 to 13.6, not {}.{}".format(*version), PIP))
+        problems.append((f"grouped GEMMs need cuBLAS 13.4 to 13.6, not {_present(version)}", REMEDY))
     capability = runtime.current().stream.capability
     if capability[0] != HOPPER:
         what = "grouped GEMMs are called as Hopper has them, not GPUs of compute capability {}.{}".format(*capability)
@@ -58,7 +62,14 @@ def _check_fp8(quantizers):
     if quantizers.input.kind == "block":
         raise ValueError("fp8_recipe=block: backend transformer_engine has no experts with it; take delayed or current")
     if cublas_version() < CUBLAS_FP8:
-        raise BackendUnavailable([("grouped GEMMs in fp8 need cuBLAS 13.5, not {}.{}".format(*cublas_version()), PIP)])
+        what = f"grouped GEMMs in fp8 need cuBLAS 13.5, not {_present(cublas_version())}"
+        raise BackendUnavailable([(what, REMEDY)])
+
+
+def _present(version):
+    """The version of the loaded cuBLAS, and its places."""
+    places = native.report().get("cublasLt", {"paths": []})["paths"]
+    return "{}.{}".format(*version) + (f" ({', '.join(places)})" if places else "")
 
 
 @cache

@@ -68,6 +68,7 @@ def test_no_flag_is_invented(scripts, readme):
     text = re.sub(r"--\[no-\]", "--", (ROOT / readme).read_text())
     known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir", "devices"}
     known |= {"model", "model_args", "tasks", "output_path"}  # of EleutherAI's command
+    known.add("no-deps")  # of pip
     for program in (
         "tools/benchmark/compare",
         "tools/benchmark/throughput",

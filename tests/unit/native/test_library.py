@@ -5,11 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from paddle_te import native
-from paddle_te.native import BackendUnavailable, Problem, library
+from paddle_te.native import BackendUnavailable, Problem, choice, library
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "_loaded", {})
     monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
     monkeypatch.delenv(library.ANY_VERSION_VARIABLE, raising=False)
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
     monkeypatch.delenv("NVTE_CUDA_INCLUDE_DIR", raising=False)
     monkeypatch.setattr(library, "nvidia_folders", list)
     monkeypatch.setattr(library, "_is_loaded", lambda soname: False)
@@ -145,7 +147,7 @@ def test_process_has_the_other_cuda(nothing, monkeypatch):
 
 
 def test_found_in_the_packages(nothing, monkeypatch):
-    """`_find` prefers what is loaded, then the nvidia packages' file."""
+    """`_find` prefers what is loaded, then the user's choice, then the nvidia packages' file."""
     monkeypatch.undo()
     folder = nothing / "nvidia"
     target = folder / "cudnn" / "lib" / "libcudnn.so.9"
@@ -153,12 +155,30 @@ def test_found_in_the_packages(nothing, monkeypatch):
     target.write_bytes(b"")
     monkeypatch.setattr(library, "nvidia_folders", lambda: [str(folder)])
     assert library._find("libcudnn.so.9") == str(target) or library._is_loaded("libcudnn.so.9")
+    chosen = [nothing / "first" / "libother.so.1", nothing / "second" / target.name]
+    for path in chosen:
+        path.parent.mkdir()
+        path.write_bytes(b"")
+    monkeypatch.setenv(choice.VARIABLE, os.pathsep.join(str(path.parent) for path in chosen))
+    assert library._find("libcudnn.so.9") == str(chosen[1]) or library._is_loaded("libcudnn.so.9")
     assert library._find("libc.so.6") == "libc.so.6"
     assert library._find("libno_such_thing.so.1") is None
     (folder / "cu13" / "include").mkdir(parents=True)
     (folder / "cu13" / "include" / "cuda_runtime.h").write_text("")
     monkeypatch.delenv("NVTE_CUDA_INCLUDE_DIR", raising=False)
     assert library.include_folder(13) == str(folder / "cu13" / "include")
+
+
+def test_a_choice_that_cannot_be_followed(nothing, monkeypatch):
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(install(nothing)))
+    monkeypatch.setenv(choice.VARIABLE, str(nothing))
+    assert f"{choice.VARIABLE} names {nothing}, which holds none of libcudart.so.13" in whats(native.diagnose())
+    path = nothing / "libcublas.so.13"
+    path.write_bytes(b"")
+    monkeypatch.setattr(library, "report", lambda: {"cublas": {"paths": ["/old/libcublas.so.13"], "duplicate": False}})
+    assert f"chooses {path}, but this process has already loaded /old/libcublas.so.13" in whats(native.diagnose())
+    monkeypatch.setattr(library, "report", lambda: {"cublas": {"paths": [str(path)], "duplicate": False}})
+    assert choice.VARIABLE not in whats(native.diagnose())
 
 
 @pytest.mark.parametrize(
@@ -250,7 +270,51 @@ def test_open_all(nothing, monkeypatch, gxx):
     )
     text = whats(library._open_all(te, {"cudnn": new, "cudart": new}, 13))
     assert "libcudart is in this process more than once: /a/libcudart.so, /b/libcudart.so" in text
+    both = {name: {"paths": [f"/{name}/lib{name}.so.13"], "duplicate": False} for name in ("cublas", "cublasLt")}
+    monkeypatch.setattr(library, "report", lambda: both)
+    text = whats(library._open_all(te, {"cudnn": new, "cudart": new}, 13))
+    assert "different places: /cublas/libcublas.so.13, /cublasLt/libcublasLt.so.13" in text
     assert library._loaded == {}
+
+
+CUBLAS = """const int version[] = {13, 6, 2};
+extern "C" int cublasGetProperty(int part, int* value) { return *value = version[part], 0; }
+extern "C" unsigned long cublasLtGetVersion() { return 130602; }
+"""
+
+
+def test_the_choice_is_loaded_and_reported(gxx, tmp_path):
+    """By paddle_te and by nvgpu alike, whatever LD_LIBRARY_PATH says. In processes of their own: libraries stay."""
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        for name in ("cublas", "cublasLt"):
+            path = shared_library(gxx, tmp_path / folder, name, CUBLAS)
+            os.rename(path, f"{path}.13")
+    (tmp_path / "nvgpu.cpp").write_text(
+        '#include "libraries.h"\nextern "C" void open_library(const char* name) { nvgpu::OpenLibrary(name); }'
+    )
+    nvgpu = str(tmp_path / "nvgpu.so")
+    sources = Path(__file__).parents[3] / "nvgpu" / "csrc"
+    subprocess.run(
+        [gxx, "-std=c++17", "-shared", "-fPIC", f"-I{sources}", tmp_path / "nvgpu.cpp", "-o", nvgpu], check=True
+    )
+    program = f"""if True:
+        import ctypes, json, sys
+        from paddle_te.native import library
+        for name in ("libcublasLt.so.13", "libcublas.so.13"):
+            if sys.argv[1] == "nvgpu":
+                ctypes.CDLL({nvgpu!r}).open_library(name.encode())
+            else:
+                ctypes.CDLL(library._find(name))
+        print(json.dumps(library.report()))
+    """
+    environ = {**os.environ, choice.VARIABLE: str(tmp_path / "new"), "LD_LIBRARY_PATH": str(tmp_path / "old")}
+    for loader in ("paddle_te", "nvgpu"):
+        command = [sys.executable, "-c", program, loader]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        for name, entry in json.loads(done.stdout).items():
+            path = str(tmp_path / "new" / f"lib{name}.so.13")
+            assert entry == {"version": "13.6.2", "paths": [path], "duplicate": False}
 
 
 def test_report(gxx, tmp_path):
