@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from paddle_te.fp8.scaling import BlockScaling, GemmScalings, TensorScaling
 from paddle_te.options import LAYER_OPTIONS
-from paddle_te.options.scripts import Precision
+from paddle_te.options.scripts import Layers
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -77,11 +77,11 @@ class DelayedScaling:
     Raises ValueError for anything else.
     """
 
-    margin: int = Precision.fp8_margin
+    margin: int = Layers.fp8_margin
     fp8_format: Format = Format.HYBRID
-    amax_history_len: int = Precision.fp8_amax_history_len
-    amax_compute_algo: str = Precision.fp8_amax_compute_algo
-    reduce_amax: bool = Precision.fp8_reduce_amax
+    amax_history_len: int = Layers.fp8_amax_history_len
+    amax_compute_algo: str = Layers.fp8_amax_compute_algo
+    reduce_amax: bool = Layers.fp8_reduce_amax
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
     first_step: str = "current"
@@ -144,8 +144,8 @@ class Float8BlockScaling:
     """
 
     fp8_format: Format = Format.E4M3
-    power_2_scale: bool = Precision.fp8_power_2_scale
-    amax_epsilon: float = Precision.fp8_amax_epsilon
+    power_2_scale: bool = Layers.fp8_power_2_scale
+    amax_epsilon: float = Layers.fp8_amax_epsilon
     fp8_dpa: bool = False
 
     kind: ClassVar[str] = "block"

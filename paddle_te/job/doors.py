@@ -69,7 +69,7 @@ def word(value: object) -> str:
 
 
 SCRIPT = Door()
-_HALF = {True: "bf16", False: "fp32"}
+_HALF: dict[object, str] = {True: "bf16", False: "fp32"}
 LAUNCHER = Door(
     names={flag: Name(name) for name, flag in FLAGS.items()}
     | {
@@ -90,7 +90,7 @@ LAUNCHER = Door(
 )
 
 
-class _Told(dict):
+class _Told(dict[str, object]):
     """What a template of `Door.explain` may name. named: the flags that it has named."""
 
     def __init__(self, door: Door, job: Job, found: Mapping[str, object]):

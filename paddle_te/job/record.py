@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import PADDLENLP
@@ -17,8 +18,8 @@ from paddle_te.options.scripts import (
     FinetuneData,
     FinetuneModel,
     Kernels,
+    Layers,
     Memory,
-    Model,
     Optimizer,
     Parallelism,
     Precision,
@@ -33,7 +34,7 @@ PRETRAIN, FINETUNE = "pretrain", "finetune"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Job(
-    Model, Parallelism, Precision, Memory, Kernels, Optimizer, Run, Schedule, PretrainModel, PretrainData,
+    Layers, Parallelism, Precision, Memory, Kernels, Optimizer, Run, Schedule, PretrainModel, PretrainData,
     FinetuneModel, FinetuneData,
 ):  # fmt: skip
     """A run: the flags of its sections by name, and what no flag says.
@@ -57,13 +58,14 @@ class Job(
     context_parallel_degree: int = 1
 
     @classmethod
-    def of(cls, flags: object, **known: object) -> Job:
+    def of(cls, flags: object, **known: Any) -> Job:
         """The record of what `flags` says, {flag: value} or an object with such attributes.
 
         What it leaves out has the flag's default. A host's enumerations become their words. known: further fields.
         """
         says = flags if isinstance(flags, Mapping) else _Attributes(flags)
-        return cls(**{name: _plain(name, says[name]) for name in FLAGS if name in says and name not in known} | known)
+        said = {name: _plain(name, says[name]) for name in FLAGS if name in says and name not in known}
+        return cls(**said, **known)
 
     def but(self, **changes: object) -> Job:
         """The same run with other fields. Faster than `dataclasses.replace`, which the planner's search feels."""
@@ -243,6 +245,30 @@ class Job(
         return self.offload_activations > 0 or self.offload_optimizer > 0
 
     @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        """The parts of a layer that backward computes again, where it does not so with whole layers."""
+        return (self.recompute_modules or ()) + ("core_attn",) * (self.recomputed == "core_attn")
+
+    @property
+    def stores_input_in_fp8(self) -> bool:
+        """Whether the input of the MLP's activation is kept in fp8."""
+        return self.activation_func_fp8_input_store
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that the MLP takes at a time; 0: all."""
+        return self.mlp_chunk_tokens
+
+    @property
+    def input_again(self) -> str:
+        """The flag with which backward computes the input of the MLP's activation again; "" where it is kept."""
+        if self.recomputed == "full":
+            return "recompute_granularity"
+        if "mlp" in (self.recompute_modules or ()):
+            return "recompute_modules"
+        return "mlp_chunk_tokens" if self.mlp_chunk_tokens else ""
+
+    @property
     def fp8_base(self) -> bool:
         """Whether LoRA's frozen weights exist in fp8 only."""
         return self.quantize_base == "fp8"
@@ -291,7 +317,7 @@ FLAGS = tuple(dict.fromkeys(option.name for option in options_of(*Job.__bases__)
 _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sep_parallel_degree", "context_parallel_degree")
 
 
-class _Attributes(Mapping):
+class _Attributes(Mapping[str, object]):
     """An object's attributes as a mapping."""
 
     def __init__(self, of: object) -> None:
@@ -303,19 +329,19 @@ class _Attributes(Mapping):
     def __contains__(self, name: object) -> bool:
         return hasattr(self._of, str(name))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(vars(self._of))
 
     def __len__(self) -> int:
         return len(vars(self._of))
 
 
-def _plain(name: str, value: object) -> object:
-    """A host's enumeration as its word, a list as a tuple, PaddleNLP's list of ShardingOptions as one text."""
+def _plain(name: str, value: Any) -> Any:
+    """Return a host's enumeration as its word, a list as a tuple, PaddleNLP's list of ShardingOptions as one text."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list):
-        words = tuple(getattr(each, "value", each) for each in value)
+        words = tuple(str(getattr(each, "value", each)) for each in value)
         return " ".join(words) if name == "sharding" else words
     if name in _DEGREES:
         return max(int(str(value)), 1)

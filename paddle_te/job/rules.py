@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
@@ -88,13 +89,36 @@ def _needs(flag: str, example: str, *backends: str, why: str = "", others: str =
     )
 
 
+def _needs_evaluation(flag: str) -> Rule:
+    return Rule(
+        lambda job: getattr(job, flag) and not job.evaluates,
+        f"{{{flag}}} needs {{do_eval:true}}: nothing is evaluated without it",
+        "",
+        f"--{flag} true",
+        f"--{flag} true --do_eval true",
+    )
+
+
+def _has_no_warm_up(flag: str, example: float) -> Rule:
+    return Rule(
+        lambda job: job.lr_scheduler_type == "constant" and getattr(job, flag),
+        f"{{{flag}}} with {{lr_scheduler_type}}, which has no warm-up",
+        "take constant_with_warmup",
+        f"finetune --do_train true --lr_scheduler_type constant --{flag} {example}",
+        f"finetune --do_train true --lr_scheduler_type constant_with_warmup --{flag} {example}",
+        host=PADDLENLP,
+    )
+
+
+def _means_nothing(option: Option, other: str, wanted: object, job: Job) -> bool:
+    return getattr(job, option.name) != option.default and getattr(job, other) != wanted
+
+
 def _goes_with(option: Option) -> Iterator[Rule]:
     """An option that means nothing without another one (`Option.needs`)."""
     for other, wanted in option.needs.items():
         yield Rule(
-            lambda job, other=other, wanted=wanted: (
-                getattr(job, option.name) != option.default and getattr(job, other) != wanted
-            ),
+            partial(_means_nothing, option, other, wanted),
             f"{{{option.name}}} needs {{{other}:{word(wanted)}}}",
             "alone it means nothing",
         )
@@ -791,16 +815,7 @@ TRAINER_RULES = (
         host=PADDLENLP,
     ),
     Rule(_cannot_report, "{found}", "", "--report_to visualdl wandbee", "--report_to none"),
-    *(
-        Rule(
-            lambda job, flag=flag: getattr(job, flag) and not job.evaluates,
-            f"{{{flag}}} needs {{do_eval:true}}: nothing is evaluated without it",
-            "",
-            f"--{flag} true",
-            f"--{flag} true --do_eval true",
-        )
-        for flag in ("load_best_model_at_end", "early_stopping")
-    ),
+    *map(_needs_evaluation, ("load_best_model_at_end", "early_stopping")),
     Rule(
         lambda job: _metric(job) and _metric(job) not in METRICS[job.script] and " and ".join(METRICS[job.script]),
         "{metric_for_best_model}: evaluation gives {found}",
@@ -852,17 +867,8 @@ TRAINER_RULES = (
         f"{_POLYNOMIAL} --lr_end 1e-6",
         host=PADDLENLP,
     ),
-    *(
-        Rule(
-            lambda job, flag=flag: job.lr_scheduler_type == "constant" and getattr(job, flag),
-            f"{{{flag}}} with {{lr_scheduler_type}}, which has no warm-up",
-            "take constant_with_warmup",
-            f"finetune --do_train true --lr_scheduler_type constant --{flag} {value}",
-            f"finetune --do_train true --lr_scheduler_type constant_with_warmup --{flag} {value}",
-            host=PADDLENLP,
-        )
-        for flag, value in (("warmup_steps", 3), ("warmup_ratio", 0.3))
-    ),
+    _has_no_warm_up("warmup_steps", 3),
+    _has_no_warm_up("warmup_ratio", 0.3),
     Rule(
         lambda job: job.decay_steps and job.decay_steps <= job.warmup_steps,
         "{decay_steps} with {warmup_steps}: steps of the decay count from the first step on, and it would end before "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
@@ -15,8 +16,8 @@ from paddle_te.options.scripts import (
     FinetuneData,
     FinetuneModel,
     Kernels,
+    Layers,
     Memory,
-    Model,
     Optimizer,
     Parallelism,
     Precision,
@@ -24,9 +25,9 @@ from paddle_te.options.scripts import (
     PretrainModel,
     Run,
     Schedule,
-)  # fmt: skip
+)
 
-_SECTIONS = (Model, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
+_SECTIONS = (Layers, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
 _OF = {PRETRAIN: (Schedule, PretrainModel, PretrainData), FINETUNE: (Schedule, FinetuneModel, FinetuneData)}
 
 
@@ -97,8 +98,8 @@ def printed(flags: Mapping[str, object]) -> list[str]:
     return words
 
 
-def job_of(words: Iterable[str], **known: object) -> Job:
-    """The Job of a script's command line. known: what no flag says."""
+def job_of(words: Iterable[str], **known: Any) -> Job:
+    """Return the Job of a script's command line. known: what no flag says."""
     return Job.of(read(words)[0], **known)
 
 

@@ -3,8 +3,8 @@
 from paddle_te.options.pages import ROOT, pages
 
 
-def main():
-    """Writes the pages that are not as they should be, and names them."""
+def main() -> None:
+    """Write the pages that are not as they should be, and name them."""
     for path, text in pages().items():
         if not path.is_file() or path.read_text() != text:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from paddle_te.options.option import (
     TEXT,
     TOKENS,
     Kind,
+    Limits,
     Option,
     choice,
     whole,
@@ -30,8 +31,8 @@ from paddle_te.options.option import (
 from paddle_te.options.scripts import BACKENDS, LORA_TARGETS, VIRTUAL_STAGES
 
 
-def _yes_or_no(*words):
-    """Words for yes and no in turn."""
+def _yes_or_no(*words: str) -> Kind:
+    """Return the kind of words for yes and no in turn."""
     return Kind(bool, f"one of {', '.join(words)}", read=lambda text: words.index(text) % 2 == 0)
 
 
@@ -39,27 +40,27 @@ BOOLEAN = _yes_or_no("true", "false")
 SWITCH = _yes_or_no("1", "0", "true", "false")
 
 
-def _read_step(text):
+def _read_step(text: str) -> str | int:
     return text if text in ("none", "auto") else STEPS_OR_NONE.parse(text)
 
 
 STEP = Kind(str, "none, auto or the number of a saved step", read=_read_step)
 
 
-def _read_degree(text):
+def _read_degree(text: str) -> str | int:
     return text if text == ALL else RANKS.read(text)
 
 
 AUTO, ALL = "auto", "all"
 
 
-def _unless(word, limits):
-    """A Kind's limits, which that word is not beyond."""
+def _unless(word: str, limits: Limits) -> Limits:
+    """Return a Kind's limits, which that word is not beyond."""
     return tuple((lambda value, fits=fits: value == word or fits(value), words) for fits, words in limits)
 
 
-def _or_auto(option):
-    """The option with one more value: auto, which leaves it to the planner."""
+def _or_auto(option: Option) -> Option:
+    """Return the option with one more value: auto, which leaves it to the planner."""
     kind = option.kind
     allowed = replace(
         kind,
@@ -81,7 +82,7 @@ DEGREE_OR_ALL = Kind(
 )
 
 
-def _read_port_range(text):
+def _read_port_range(text: str) -> str:
     first, last = map(int, text.split(":")) if re.fullmatch(r"[0-9]{1,5}:[0-9]{1,5}", text) else (0, 0)
     if not 0 < first < last < 65536:
         raise ValueError(text)
@@ -91,7 +92,7 @@ def _read_port_range(text):
 PORT_RANGE = Kind(str, "the first and last port of a range, as 10000:19999", read=_read_port_range)
 
 
-def _read_devices(text):
+def _read_devices(text: str) -> list[str]:
     names = text.split(",")
     if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", name) for name in names):
         raise ValueError(text)
@@ -207,7 +208,7 @@ _SHARED = (
 )
 
 
-def _shared(**defaults):
+def _shared(**defaults: object) -> list[Option]:
     options = {option.name: option for option in _SHARED}
     return [options[name].but(default=default) for name, default in defaults.items()]
 

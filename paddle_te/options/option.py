@@ -8,15 +8,19 @@ import argparse
 import math
 import re
 import unicodedata
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, make_dataclass, replace
-from typing import List, Optional, TypeVar, dataclass_transform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, replace
+from functools import partial
+from typing import Any, List, Optional, TypeVar, dataclass_transform
 
 
-def shown(value):
-    """A value as an error message has it: in one line that a terminal and a log can hold."""
+def shown(value: object) -> str:
+    """Return a value as an error message has it: in one line that a terminal and a log can hold."""
     text = str(value) if str(value).isprintable() else ascii(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+Limits = tuple[tuple[Callable[[Any], bool], str], ...]
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,19 @@ class Kind:
 
     type: object
     words: str
-    accepts: Callable[[object], bool] = lambda value: True
-    read: Callable[[str], object] = str
+    accepts: Callable[[Any], bool] = lambda value: True
+    read: Callable[[str], Any] = str
     values: tuple[str, ...] = ()
-    limits: tuple[tuple[Callable[[object], bool], str], ...] = ()
+    limits: Limits = ()
     unit: str = ""
 
-    def fault(self, value: object) -> str | None:
-        """What a value must be and is not; None for one of these."""
+    def fault(self, value: Any) -> str | None:
+        """Return what a value must be and is not; None for one of these."""
         rules = ((self.accepts, self.words), *self.limits)
         return next((words for accepts, words in rules if not accepts(value)), None)
 
-    def parse(self, text: str) -> object:
-        """The value that a text stands for. Raises ValueError: what the text must be, in one line."""
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for. Raise ValueError: what the text must be, in one line."""
         try:
             value = self.read(text)
             fault = self.fault(value)
@@ -52,22 +56,22 @@ class Kind:
             raise ValueError(f"{text!r} must be {fault}")
         return value
 
-    def argument(self, text: str) -> object:
-        """`parse` as argparse wants a type, whose error it shows."""
+    def argument(self, text: str) -> Any:
+        """Do what `parse` does, as argparse wants a type, whose error it shows."""
         try:
             return self.parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _read_whole(text):
+def _read_whole(text: str) -> int:
     if not re.fullmatch("-?[0-9]+", text):
         raise ValueError(text)
     return int(text)
 
 
-def whole(least, most=None, limit=None, unit=""):
-    """Whole numbers from `least` on, to `most` where that is given.
+def whole(least: int, most: int | None = None, limit: int | None = None, unit: str = "") -> Kind:
+    """Return the kind of whole numbers from `least` on, to `most` where that is given.
 
     limit: more than anybody means, so that a slip is told before it takes all memory.
     """
@@ -77,8 +81,8 @@ def whole(least, most=None, limit=None, unit=""):
     return Kind(int, words, accepts, _read_whole, limits=limits, unit=unit)
 
 
-def number(words, accepts=lambda x: True):
-    """Finite numbers for which accepts(x) is true, and which float32 holds."""
+def number(words: str, accepts: Callable[[float], bool] = lambda x: True) -> Kind:
+    """Return the kind of finite numbers for which accepts(x) is true, and which float32 holds."""
     return Kind(float, words, lambda x: math.isfinite(x) and accepts(x), float, limits=_FLOAT32)
 
 
@@ -101,38 +105,40 @@ FRACTION = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = number("a number of at least 0 and below 1", lambda x: 0 <= x < 1)
 
 
-def choice(*values, others=""):
-    """One of some words. others: why some that a user may know are not among them."""
+def choice(*values: str, others: str = "") -> Kind:
+    """Return the kind of one of some words. others: why some that a user may know are not among them."""
     words = f"one of {', '.join(values)}" + (f" ({others})" if others else "")
     return Kind(str, words, lambda value: value in values, values=values)
 
 
-def some_of(*values):
-    """One or more of some words, with blanks between them."""
+def some_of(*values: str) -> Kind:
+    """Return the kind of one or more of some words, with blanks between them."""
     words = f"one or more of {', '.join(values)}"
     return Kind(List[str], words, lambda given: 0 < len(given) and {*given} <= {*values}, str.split, values)
 
 
-def _is_utf8(text):
-    """Whether files and terminals can hold it: other bytes of a command line become lone surrogates."""
+def _is_utf8(text: str) -> bool:
+    """Return whether files and terminals can hold it: other bytes of a command line become lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _has_short_names(path):
+def _has_short_names(path: str) -> bool:
     return len(path.encode()) < 4096 and all(len(name.encode()) < 256 for name in path.split("/"))
 
 
-_TEXT = ((_is_utf8, "in UTF-8"), (lambda text: "\0" not in text, "without the character NUL"))
-_PATH = (
+def _all_are(fits: Callable[[str], bool], texts: Iterable[str]) -> bool:
+    return all(map(fits, texts))
+
+
+_TEXT: Limits = ((_is_utf8, "in UTF-8"), (lambda text: "\0" not in text, "without the character NUL"))
+_PATH: Limits = (
     *_TEXT,
     (lambda path: not any(unicodedata.category(each) == "Cc" for each in path), "without control characters"),
     (_has_short_names, "shorter: names have at most 255 bytes, paths 4095"),
 )
 TEXT = Kind(str, "a text", limits=_TEXT)
-TEXTS = Kind(
-    List[str], "texts", limits=tuple((lambda each, fits=fits: all(map(fits, each)), words) for fits, words in _TEXT)
-)
-PATH = Kind(str, "a text", limits=((str.strip, "a path, and is empty"), *_PATH))
+TEXTS = Kind(List[str], "texts", limits=tuple((partial(_all_are, fits), words) for fits, words in _TEXT))
+PATH = Kind(str, "a text", limits=((lambda path: bool(path.strip()), "a path, and is empty"), *_PATH))
 PATH_OR_EMPTY = Kind(str, "a text", limits=_PATH)
 FLAG = Kind(bool, "true or false")  # of a script, where PaddleNLP's parser reads it
 
@@ -154,7 +160,7 @@ class Option:
 
     name: str
     kind: Kind
-    default: object = None
+    default: Any = None
     help: str = ""
     doc: str = ""
     zh: str = ""
@@ -162,23 +168,23 @@ class Option:
     shown_zh: str = ""
     flag: str = ""
     config: bool = False
-    needs: dict = field(default_factory=dict)
+    needs: dict[str, object] = field(default_factory=dict)
     source: str = ""
 
-    def but(self, **changes: object) -> Option:
-        """The same option as another program has it."""
+    def but(self, **changes: Any) -> Option:
+        """Return the same option as another program has it."""
         return replace(self, **changes)
 
     def default_text(self) -> str | None:
-        """The default as a user would write it."""
+        """Return the default as a user would write it."""
         return None if self.default is None else str(self.default)
 
-    def annotation(self):
-        """The type of its dataclass field."""
+    def annotation(self) -> object:
+        """Return the type of its dataclass field."""
         return Optional[self.kind.type] if self.default is None else self.kind.type
 
-    def field(self):
-        """Its dataclass field, as PaddleNLP's argument parser reads it, to which metadata are arguments of argparse."""
+    def field(self) -> Any:
+        """Return its dataclass field for PaddleNLP's argument parser, to which metadata are arguments of argparse."""
         return field(default=self.default, metadata={"help": self.help})
 
 
@@ -187,35 +193,36 @@ PADDLENLP = "PaddleNLP"
 _Section = TypeVar("_Section")
 
 
-def option(kind: Kind, default: object = None, help: str = "", **about: object):  # noqa: A002 (Option's word)
-    """A field of a `section` and the Option of the same name, in one statement. about: the Option's other fields."""
-    return field(default=default, metadata={"option": (kind, default, help, about)})
+def option(kind: Kind, *, default: Any = None, help: str = "", **about: Any) -> Any:  # noqa: A002 (Option's word)
+    """Return a field of a `section`, from which its Option is made. about: the Option's other fields."""
+    return field(default=default, metadata={"option": {"kind": kind, "default": default, "help": help, **about}})
 
 
-def theirs(kind: Kind, default: object = None, **about: object):
-    """The `option` that PaddleNLP's dataclasses define, with its default there. kind: what PaddleNLP does not check."""
-    return option(kind, default, source=PADDLENLP, **about)
+def theirs(kind: Kind, *, default: Any = None, **about: Any) -> Any:
+    """Return the `option` that PaddleNLP's dataclasses define, with its default there. kind: what it does not check."""
+    return option(kind, default=default, source=PADDLENLP, **about)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, theirs))
 def section(cls: type[_Section]) -> type[_Section]:
     """Class decorator: fields for a frozen dataclass to inherit, all of them options, in OPTIONS by name."""
-    said = {name: value.metadata["option"] for name, value in vars(cls).items() if isinstance(value, Field)}
-    cls.OPTIONS = {name: Option(name, *what, **about) for name, (*what, about) in said.items()}
+    options = {n: Option(n, **each.metadata["option"]) for n, each in vars(cls).items() if isinstance(each, Field)}
+    setattr(cls, "OPTIONS", options)  # noqa: B010 (a name that mypy does not know of the class)
     # a section has no instances of its own: what a dataclass generates would only take time at each start
     return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(cls)
 
 
-def options_of(*sections: type) -> tuple[Option, ...]:
-    """The options of some sections, in their order."""
+def options_of(*sections: Any) -> tuple[Option, ...]:
+    """Return the options of some sections, in their order."""
     return tuple(each for one in sections for each in one.OPTIONS.values())
 
 
-def with_options(*options):
-    """Class decorator, below @dataclass: a field for each option. `check_values` then checks an instance of it."""
+def with_options(*options: Option) -> Callable[[type[_Section]], type[_Section]]:
+    """Return a class decorator, below @dataclass: a field for each option, which `check_values` checks."""
 
-    def add(cls):
-        cls.OPTIONS = {**getattr(cls, "OPTIONS", {}), **{option.name: option for option in options}}
+    def add(cls: type[_Section]) -> type[_Section]:
+        known = getattr(cls, "OPTIONS", {}) | {option.name: option for option in options}
+        setattr(cls, "OPTIONS", known)  # noqa: B010 (a name that mypy does not know of the class)
         for option in options:
             cls.__annotations__[option.name] = option.annotation()
             setattr(cls, option.name, option.field())
@@ -224,8 +231,10 @@ def with_options(*options):
     return add
 
 
-def check_values(arguments, bounds=None, options=None):
-    """Raises ValueError, in one line that names the flag, for a value that one of a script's options may not have.
+def check_values(
+    arguments: Any, bounds: Mapping[str, Kind] | None = None, options: Mapping[str, Option] | None = None
+) -> None:
+    """Raise ValueError, in one line that names the flag, for a value that one of a script's options may not have.
 
     arguments: an instance of a dataclass `with_options`, or what a parser read for one. bounds: {name: Kind} for flags
     that are not ours. options: {name: Option}, by default those of the dataclass.
@@ -243,8 +252,8 @@ def check_values(arguments, bounds=None, options=None):
                 raise ValueError(f"--{name} {_word(value)} needs --{other} {_word(wanted)}; alone it means nothing")
 
 
-def configure(config, *arguments):
-    """Puts what decides on the model's layers (`Option.config`) into its configuration.
+def configure(config: object, *arguments: Any) -> None:
+    """Put what decides on the model's layers (`Option.config`) into its configuration.
 
     arguments: instances of dataclasses `with_options`.
     """
@@ -253,19 +262,5 @@ def configure(config, *arguments):
             setattr(config, name, getattr(record, name))
 
 
-def _word(value):
+def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def config_options(name, options):
-    """A record of what a model's configuration says about options; read it with `of(config)`.
-
-    A configuration that says nothing about one, such as Hugging Face's, means its default.
-    """
-
-    def of(cls, config):
-        return cls(**{name: getattr(config, name, default) for name, default in defaults.items()})
-
-    defaults = {option.name: option.default for option in options}
-    fields = [(option.name, option.annotation(), field(default=option.default)) for option in options]
-    return make_dataclass(name, fields, frozen=True, namespace={"of": classmethod(of)})

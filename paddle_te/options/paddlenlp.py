@@ -1,5 +1,7 @@
 """What PaddleNLP's files of arguments may say and these scripts do not have."""
 
+from collections.abc import Mapping
+
 from paddle_te.options.removed import asks_for_nothing, without_removed
 
 # The value that asks for nothing, and what there is instead
@@ -20,7 +22,7 @@ UNSUPPORTED = {
 }
 
 
-def without_unsupported(values):
+def without_unsupported(values: Mapping[str, object]) -> dict[str, object]:
     """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError."""
     values = without_removed(values)
     for name, (nothing, remedy) in UNSUPPORTED.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paddle_te.options import launcher, scripts
 from paddle_te.options.option import FLAG, REQUIRED, TEXT, Option
-from paddle_te.recipes import COLUMNS, recipes
+from paddle_te.recipes import COLUMNS, Recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = {"en": "llm/llama/README_TE.md", "zh": "llm/llama/README_TE_zh.md"}
@@ -39,7 +39,7 @@ _HEADS = {
 
 
 def _what(name: str) -> str:
-    """What the options of a table are: argument, variable or flag."""
+    """Return what the options of a table are: argument, variable or flag."""
     return "variable" if name.endswith("variables") else "argument" if name.endswith(".sh") else "flag"
 
 
@@ -62,7 +62,7 @@ def _row(option: Option, what: str, position: int, language: str) -> str:
 
 
 def table(name: str, language: str) -> str:
-    """A table of TABLES in Markdown; language: "en" or "zh"."""
+    """Return a table of TABLES in Markdown; language: "en" or "zh"."""
     what = _what(name)
     head = _HEADS[language][what]
     rows = [_row(option, what, position, language) for position, option in enumerate(TABLES[name], 1)]
@@ -70,16 +70,16 @@ def table(name: str, language: str) -> str:
 
 
 def filled(text: str, language: str) -> str:
-    """A page with its tables as they should be."""
+    """Return a page with its tables as they should be."""
 
-    def fill(match):
+    def fill(match: re.Match[str]) -> str:
         return f"{match[1]}\n{table(match[2], language)}\n<!-- end -->"
 
     return re.sub(r"(<!-- options: ([^>]+) -->)\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
 def reference() -> str:
-    """docs/reference/options.md: every option, its values, its default and the text of --help."""
+    """Return docs/reference/options.md: every option, its values, its default and the text of --help."""
     parts = [
         "# Options",
         "Made by `python -m paddle_te.options` from `paddle_te/options`; edit that instead. What the options are for, "
@@ -90,7 +90,7 @@ def reference() -> str:
         what = _what(name)
         rows = [_reference_row(option, what) for option in options if option not in SAID]
         parts += [f"## {name}", "\n".join([f"| {what} | values | default | |", "|---|---|---|---|", *rows])]
-    kinds = {}
+    kinds: dict[str, list[str]] = {}
     for option in (each for each in scripts.PADDLENLPS if each.kind not in (FLAG, TEXT)):
         kinds.setdefault(option.kind.words, []).append(f"`--{option.name}`")
     rows = [f"| {words} | {', '.join(names)} |" for words, names in kinds.items()]
@@ -102,7 +102,7 @@ def reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _reference_row(option, what):
+def _reference_row(option: Option, what: str) -> str:
     name = f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
     unit = f", in {option.kind.unit}" if option.kind.unit else ""
     cells = [name, option.kind.words + unit, _default(option, "en"), option.help]
@@ -110,7 +110,7 @@ def _reference_row(option, what):
 
 
 def recipes_page() -> str:
-    """docs/reference/recipes.md: the run files that come with the package."""
+    """Return docs/reference/recipes.md: the run files that come with the package."""
     header = f"| {' | '.join(COLUMNS)} | tokens/s per GPU, measured |"
     rows = "\n".join([header, "|---" * (header.count("|") - 1) + "|", *map(_recipe_row, recipes())])
     parts = [
@@ -126,13 +126,13 @@ def recipes_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _recipe_row(recipe):
+def _recipe_row(recipe: Recipe) -> str:
     measured = f"[{recipe.measured:,}](../../{recipe.source})" if recipe.measured else ""
     name, *cells = recipe.cells()
     return f"| {' | '.join((f'`{name}`', *cells, measured))} |".replace("|  |", "| |")
 
 
 def pages() -> dict[Path, str]:
-    """{path: what the file should hold}."""
+    """Return {path: what the file should hold}."""
     readmes = {ROOT / path: filled((ROOT / path).read_text(), language) for language, path in READMES.items()}
     return readmes | {ROOT / REFERENCE: reference(), ROOT / RECIPES: recipes_page()}

@@ -6,7 +6,8 @@ A section has what belongs together, ours and PaddleNLP's (`theirs`). `paddle_te
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
 from paddle_te.options.option import (
     BELOW_ONE,
@@ -30,7 +31,6 @@ from paddle_te.options.option import (
     Kind,
     Option,
     choice,
-    config_options,
     number,
     option,
     options_of,
@@ -47,9 +47,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 LEVELS = ("full", "size", "none")
 STAGING_DIR = "/dev/shm"  # memory, as a file system
 # How AdamW's state may be kept, and how many bytes of it belong to a number; int8 has a float32 unit for 256 numbers
-MOMENTS = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
-MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
-STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
+MOMENTS: dict[str, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
+MASTER_WEIGHTS: dict[str, float] = {"float32": 4, "bf16_remainder": 2}
+STATES: dict[str, dict[str, float]] = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 # Elements of weights whose states the device holds at a time where they are offloaded; the GPU waits less with more
 OFFLOADED_AT_ONCE = 12 * 2**23
 # Tokens whose logits exist at a time with --use_fused_linear_cross_entropy. Each chunk reads and writes the float32
@@ -60,7 +60,7 @@ LOSS_CHUNK_TOKENS = 2048
 # How an update in backward may clip gradients
 IN_BACKWARD = ("off", "unclipped", "last_norm")
 # The flags of the optimizer that memory depends on, with their values, of which the first is the default
-OPTIMIZER = STATES | {"optimizer_in_backward": IN_BACKWARD}
+OPTIMIZER: dict[str, Iterable[str]] = {**STATES, "optimizer_in_backward": IN_BACKWARD}
 OPTIMIZER_DEFAULTS = {name: next(iter(kinds)) for name, kinds in OPTIMIZER.items()}
 # fp8 recipes, and what must divide the dimensions of their GEMMs: cuBLASLt wants leading dimensions in multiples of 16,
 # and each dimension leads in fprop, dgrad or wgrad; a block has 128 numbers.
@@ -71,18 +71,20 @@ BLOCK = {"fp8_recipe": "block"}
 RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 
 
-def chosen(kept, flags):
-    """Those of STATES or OPTIMIZER that are not at their default, as on a command line. kept: has an attribute for
-    each."""
+def chosen(kept: object, flags: Iterable[str]) -> list[str]:
+    """Return those of STATES or OPTIMIZER that are not at their default, as on a command line.
+
+    kept: has an attribute for each.
+    """
     return [f"--{name} {kind}" for name in flags if (kind := getattr(kept, name)) != OPTIMIZER_DEFAULTS[name]]
 
 
-def proportions(split):
-    """Three numbers from "949,50,1" or "949/50/1". Raises ValueError where one is none."""
+def proportions(split: str) -> list[float]:
+    """Return three numbers from "949,50,1" or "949/50/1". Raise ValueError where one is none."""
     return [float(part) for part in split.replace("/", ",").split(",")]
 
 
-def _is_split(split):
+def _is_split(split: str) -> bool:
     try:
         parts = proportions(split)
     except ValueError:
@@ -90,9 +92,9 @@ def _is_split(split):
     return len(parts) == 3 and min(parts) >= 0 and 0 < sum(parts) < float("inf")
 
 
-def _are_patterns(texts):
+def _are_patterns(texts: Iterable[str]) -> bool:
     try:
-        return all(text and re.compile(text) for text in texts)
+        return all(text != "" and re.compile(text) for text in texts)
     except (re.error, RecursionError, OverflowError):
         return False
 
@@ -114,76 +116,38 @@ HISTORY, VIRTUAL_STAGES = replace(SEQUENCES, unit="steps"), replace(RANKS, unit=
 
 
 @section
-class Model:
-    """What decoder layers are made of."""
+class Layers:
+    """What decides on the decoder layers, and goes into a model's configuration."""
 
     transformer_engine_backend: str = option(
         choice(*BACKENDS.values()),
-        "none",
-        "What a decoder layer is made of: none (PaddleNLP's own), paddle (Paddle operations) or transformer_engine.",
+        default="none",
+        help="What a decoder layer is made of: none (PaddleNLP's own), paddle (Paddle operations) or "
+        "transformer_engine.",
         doc="`none`, `paddle`, `transformer_engine`",
         zh="`none`、`paddle`、`transformer_engine`",
         config=True,
     )
-
-
-@section
-class Parallelism:
-    """How ranks share the model, its states and the sequences. What the degrees leave is data parallel."""
-
-    tensor_parallel_degree: int = theirs(_DEGREE, -1)
-    pipeline_parallel_degree: int = theirs(_DEGREE, -1)
-    virtual_pp_degree: int = theirs(VIRTUAL_STAGES, 1)
-    sequence_parallel: bool = theirs(FLAG, False)
-    sep_parallel_degree: int = theirs(_DEGREE, -1)
-    context_parallel_degree: int = theirs(_DEGREE, -1)
-    expert_parallel_degree: int = theirs(_DEGREE, -1)
-    expert_tensor_parallel_degree: int = theirs(_DEGREE, -1)
-    sharding: str = theirs(_SHARDING, "")
-    sharding_degree: int = theirs(_DEGREE, -1)
-    sharding_parallel_degree: int = theirs(_DEGREE, -1)
-    sharding_comm_buffer_size_MB: int = theirs(_DEGREE, -1)
-    sharding_parallel_config: str = theirs(
-        TEXT,
-        "",
-        doc="PaddleNLP's; what `OVERLAP=1` gives is [above](#overlap). TE's variables `NVTE_EXT_MARGIN_SM` (GEMMs), "
-        "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
-        "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
-        zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](#通信重叠)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
-        "`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
-        "（默认不留；在两块 H200 上，留 16 个使一步从 326 ms 变为 337 ms，`NCCL_MAX_CTAS=8` 则为 333 ms）",
-    )
-    pp_recompute_interval: int = theirs(whole(0, limit=2**16), 1)
-
-
-@section
-class Precision:
-    """What is computed in 16 bits and in fp8, and how it is scaled."""
-
-    bf16: bool = theirs(FLAG, False)
-    fp16: bool = theirs(FLAG, False)
-    fp16_opt_level: str = theirs(choice("O0", "O1", "O2"), "O1")
-    scale_loss: float = theirs(POSITIVE, 32768)
     use_fp8: bool = option(
         FLAG,
-        False,
-        "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).",
+        default=False,
+        help="Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).",
         doc="GEMMs of the decoder layers in fp8; with `paddle` emulated",
         zh="decoder 层的 GEMM 使用 fp8；后端为 `paddle` 时是模拟",
         config=True,
     )
     fp8_recipe: str = option(
         choice(*FP8_RECIPES, others="mxfp8 and nvfp4 need compute capability 10.0, Blackwell's"),
-        "delayed",
-        "delayed, current or block scaling.",
+        default="delayed",
+        help="delayed, current or block scaling.",
         doc="`delayed`, `current` or `block` scaling; [which one](../../docs/fp8.md#scaling)",
         zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/fp8.md#scaling)",
         config=True,
     )
     fp8_format: str | None = option(
         choice("HYBRID", "E4M3"),
-        None,
-        "HYBRID (e4m3 forward, e5m2 gradients) or E4M3. Default: HYBRID; E4M3 with block scaling.",
+        default=None,
+        help="HYBRID (e4m3 forward, e5m2 gradients) or E4M3. Default: HYBRID; E4M3 with block scaling.",
         doc="`HYBRID`: e4m3 forward, e5m2 gradients; `E4M3`: e4m3 for both",
         zh="`HYBRID`：前向 e4m3、梯度 e5m2；`E4M3`：两者均为 e4m3",
         config=True,
@@ -192,8 +156,8 @@ class Precision:
     )
     fp8_amax_history_len: int = option(
         HISTORY,
-        1024,
-        "Steps of amax history (delayed scaling).",
+        default=1024,
+        help="Steps of amax history (delayed scaling).",
         doc="steps, delayed scaling",
         zh="步数，delayed scaling",
         config=True,
@@ -201,8 +165,8 @@ class Precision:
     )
     fp8_amax_compute_algo: str = option(
         choice("max", "most_recent"),
-        "max",
-        "max of the history, or most_recent (delayed scaling).",
+        default="max",
+        help="max of the history, or most_recent (delayed scaling).",
         doc="of the history, or `most_recent`",
         zh="取 history 的最大值，或 `most_recent`",
         config=True,
@@ -210,8 +174,8 @@ class Precision:
     )
     fp8_margin: int = option(
         whole(0, 18),
-        0,
-        "Scales are fp8's maximum / amax / 2**margin, which leaves room for growing values (delayed scaling).",
+        default=0,
+        help="Scales are fp8's maximum / amax / 2**margin, which leaves room for growing values (delayed scaling).",
         doc="0 to 18; scales are fp8's maximum / amax / 2^margin, with room for growing values; delayed scaling",
         zh="scale 为 fp8 的最大值 / amax / 2^margin，为增大的数值留出余量，0 到 18；delayed scaling",
         config=True,
@@ -219,8 +183,8 @@ class Precision:
     )
     fp8_reduce_amax: bool = option(
         FLAG,
-        True,
-        "Ranks share the greatest amax, and so their scales (delayed scaling); false: each has its own.",
+        default=True,
+        help="Ranks share the greatest amax, and so their scales (delayed scaling); false: each has its own.",
         doc="delayed scaling: ranks share the greatest amax, and so their scales; `false`: each has its own, without a "
         "collective in each step, not with sequence parallelism, and a run of several processes cannot be resumed",
         zh="delayed scaling：各 rank 共用最大的 amax，因而 scale 相同；`false`：各 rank 使用自己的 scale，"
@@ -230,8 +194,9 @@ class Precision:
     )
     fp8_power_2_scale: bool = option(
         FLAG,
-        True,
-        "Scales are rounded down to powers of 2 (block scaling); false: TE's NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.",
+        default=True,
+        help="Scales are rounded down to powers of 2 (block scaling); false: TE's "
+        "NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.",
         doc="block scaling: scales are rounded down to powers of 2, which adds no rounding of its own; false: TE's "
         "`NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`",
         zh="block scaling：scale 向下取为 2 的幂，乘除 scale 不再引入舍入误差；false：TE 的 "
@@ -241,8 +206,8 @@ class Precision:
     )
     fp8_amax_epsilon: float = option(
         NOT_NEGATIVE,
-        0.0,
-        "The least amax of a block (block scaling).",
+        default=0.0,
+        help="The least amax of a block (block scaling).",
         doc="block scaling: the least amax of a block, which bounds the scales of blocks of tiny numbers",
         zh="block scaling：每个 block 的 amax 下限，用于限制数值极小的 block 的 scale",
         config=True,
@@ -250,8 +215,8 @@ class Precision:
     )
     fp8_dpa: bool = option(
         FLAG,
-        False,
-        "Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
+        default=False,
+        help="Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
         doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
         "[when it pays](../../docs/faq.md#attention-in-fp8-as-well). Delayed scaling, te: Hopper and newer, heads of "
         "128, sequences of a multiple of 16; no packed documents, no key-value cache",
@@ -263,8 +228,8 @@ class Precision:
     )
     fp8_dpa_bwd: bool = option(
         FLAG,
-        True,
-        "With fp8_dpa: attention's backward too; false: in the activations' precision.",
+        default=True,
+        help="With fp8_dpa: attention's backward too; false: in the activations' precision.",
         doc="false: attention's backward in the activations' precision (TE's `NVTE_FP8_DPA_BWD=0`)",
         zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`）",
         config=True,
@@ -272,8 +237,8 @@ class Precision:
     )
     fp8_lm_head: bool = option(
         FLAG,
-        False,
-        "The language model's head in fp8 as well (16, with block scaling 128, divides each rank's vocabulary).",
+        default=False,
+        help="The language model's head in fp8 as well (16, with block scaling 128, divides each rank's vocabulary).",
         doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it "
         "pays](../../docs/faq.md#the-head-in-fp8-as-well). Each rank's vocabulary a multiple of 16, with block scaling "
         "of 128; not with `--use_fused_linear_cross_entropy`",
@@ -282,33 +247,10 @@ class Precision:
         config=True,
         needs={"use_fp8": True},
     )
-
-
-@section
-class Memory:
-    """What the decoder layers keep for backward, where it lies, and what backward computes again."""
-
-    recompute: bool = theirs(FLAG, False)
-    recompute_granularity: str = theirs(
-        choice("full", "core_attn", "full_attn"),
-        "full",
-        doc="`full`, `core_attn`; `full_attn` for `none` only",
-        zh="`full`、`core_attn`；`full_attn` 仅限 `none`",
-    )
-    use_fused_linear_cross_entropy: bool = theirs(
-        FLAG,
-        False,
-        doc="te and pd: lm_head and loss together, [2048 tokens at a time](../../docs/faq.md#out-of-memory); `none`: "
-        "PaddleNLP's own, with its `paddlenlp_kernel`, without TP and PP",
-        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/faq.md#out-of-memory)；`none`：PaddleNLP "
-        "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
-    )
-    amp_master_grad: bool = theirs(FLAG, False)
-    release_grads: bool = theirs(FLAG, False)
     recompute_modules: tuple[str, ...] | None = option(
         some_of(*RECOMPUTE_MODULES),
-        None,
-        "Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
+        default=None,
+        help="Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
         "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), core_attn.",
         doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
         "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM) and `core_attn`; "
@@ -320,8 +262,8 @@ class Memory:
     )
     activation_func_fp8_input_store: bool = option(
         FLAG,
-        False,
-        "Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
+        default=False,
+        help="Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
         doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
         "flag; [what it saves, and how exact it is](../../docs/recompute.md#the-activations-input-in-fp8)",
         zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
@@ -330,8 +272,8 @@ class Memory:
     )
     mlp_chunk_tokens: int = option(
         whole(0, limit=2**24),
-        0,
-        "The MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
+        default=0,
+        help="The MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
         "backward, for long sequences; 0: all at once.",
         doc="the MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
         "backward, so that what it needs in between takes the memory of one chunk; "
@@ -342,8 +284,8 @@ class Memory:
     )
     offload_activations: int = option(
         whole(0, limit=10_000),
-        0,
-        "Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
+        default=0,
+        help="Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
         "transformer_engine).",
         doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
         "computing; at most all layers but two. [What to know](../../docs/offload.md)",
@@ -351,10 +293,72 @@ class Memory:
         "至多为总层数减二。[说明](../../docs/offload.md)",
         config=True,
     )
+
+
+@section
+class Parallelism:
+    """How ranks share the model, its states and the sequences. What the degrees leave is data parallel."""
+
+    tensor_parallel_degree: int = theirs(_DEGREE, default=-1)
+    pipeline_parallel_degree: int = theirs(_DEGREE, default=-1)
+    virtual_pp_degree: int = theirs(VIRTUAL_STAGES, default=1)
+    sequence_parallel: bool = theirs(FLAG, default=False)
+    sep_parallel_degree: int = theirs(_DEGREE, default=-1)
+    context_parallel_degree: int = theirs(_DEGREE, default=-1)
+    expert_parallel_degree: int = theirs(_DEGREE, default=-1)
+    expert_tensor_parallel_degree: int = theirs(_DEGREE, default=-1)
+    sharding: str = theirs(_SHARDING, default="")
+    sharding_degree: int = theirs(_DEGREE, default=-1)
+    sharding_parallel_degree: int = theirs(_DEGREE, default=-1)
+    sharding_comm_buffer_size_MB: int = theirs(_DEGREE, default=-1)
+    sharding_parallel_config: str = theirs(
+        TEXT,
+        default="",
+        doc="PaddleNLP's; what `OVERLAP=1` gives is [above](#overlap). TE's variables `NVTE_EXT_MARGIN_SM` (GEMMs), "
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
+        "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
+        zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](#通信重叠)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
+        "（默认不留；在两块 H200 上，留 16 个使一步从 326 ms 变为 337 ms，`NCCL_MAX_CTAS=8` 则为 333 ms）",
+    )
+    pp_recompute_interval: int = theirs(whole(0, limit=2**16), default=1)
+
+
+@section
+class Precision:
+    """What is computed in 16 bits."""
+
+    bf16: bool = theirs(FLAG, default=False)
+    fp16: bool = theirs(FLAG, default=False)
+    fp16_opt_level: str = theirs(choice("O0", "O1", "O2"), default="O1")
+    scale_loss: float = theirs(POSITIVE, default=32768)
+
+
+@section
+class Memory:
+    """What the decoder layers keep for backward, where it lies, and what backward computes again."""
+
+    recompute: bool = theirs(FLAG, default=False)
+    recompute_granularity: str = theirs(
+        choice("full", "core_attn", "full_attn"),
+        default="full",
+        doc="`full`, `core_attn`; `full_attn` for `none` only",
+        zh="`full`、`core_attn`；`full_attn` 仅限 `none`",
+    )
+    use_fused_linear_cross_entropy: bool = theirs(
+        FLAG,
+        default=False,
+        doc="te and pd: lm_head and loss together, [2048 tokens at a time](../../docs/faq.md#out-of-memory); `none`: "
+        "PaddleNLP's own, with its `paddlenlp_kernel`, without TP and PP",
+        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/faq.md#out-of-memory)；`none`：PaddleNLP "
+        "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
+    )
+    amp_master_grad: bool = theirs(FLAG, default=False)
+    release_grads: bool = theirs(FLAG, default=False)
     recompute_use_reentrant: bool = option(
         FLAG,
-        True,
-        "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
+        default=True,
+        help="Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
         doc="recompute as a PyLayer; false: saved-tensor hooks",
         zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
     )
@@ -363,30 +367,6 @@ class Memory:
     def recomputed(self) -> str:
         """The launcher's word for it: none, core_attn or full."""
         return self.recompute_granularity if self.recompute else "none"
-
-    @property
-    def recomputed_modules(self) -> tuple[str, ...]:
-        """The parts of a layer that backward computes again, where it does not so with whole layers."""
-        return (self.recompute_modules or ()) + ("core_attn",) * (self.recomputed == "core_attn")
-
-    @property
-    def stores_input_in_fp8(self) -> bool:
-        """Whether the input of the MLP's activation is kept in fp8."""
-        return self.activation_func_fp8_input_store
-
-    @property
-    def chunk(self) -> int:
-        """Tokens that the MLP takes at a time; 0: all."""
-        return self.mlp_chunk_tokens
-
-    @property
-    def input_again(self) -> str:
-        """The flag with which backward computes the input of the MLP's activation again; "" where it is kept."""
-        if self.recomputed == "full":
-            return "recompute_granularity"
-        if "mlp" in (self.recompute_modules or ()):
-            return "recompute_modules"
-        return "mlp_chunk_tokens" if self.mlp_chunk_tokens else ""
 
 
 WHOLE_LAYERS = {"recompute": True, "recompute_granularity": "full"}
@@ -411,41 +391,44 @@ def stored_in_fp8(on: bool) -> dict[str, object]:
 class Kernels:
     """Which kernels compute, and how they are launched."""
 
-    use_flash_attention: bool = theirs(FLAG, False)
+    use_flash_attention: bool = theirs(FLAG, default=False)
 
 
 @section
 class Optimizer:
     """What is trained, and how AdamW keeps and updates its states."""
 
-    learning_rate: float = theirs(POSITIVE, 5e-5)
+    learning_rate: float = theirs(POSITIVE, default=5e-5)
     lr_scheduler_type: str = theirs(
-        choice("linear", "cosine", "constant", "constant_with_warmup", "polynomial"), "linear"
+        choice("linear", "cosine", "constant", "constant_with_warmup", "polynomial"), default="linear"
     )
-    warmup_steps: int = theirs(STEPS_OR_NONE, 0)
-    warmup_ratio: float = theirs(FRACTION, 0.0)
-    num_cycles: float = theirs(NOT_NEGATIVE, 0.5)
-    lr_end: float = theirs(NOT_NEGATIVE, 1e-7)
-    power: float = theirs(NOT_NEGATIVE, 1.0)
-    optim: str = theirs(choice("adamw", "adafactor", "adamw_mini", "adamw_custom", "adamw_16bit_moment"), "adamw")
-    weight_decay: float = theirs(NOT_NEGATIVE, 0.0)
-    adam_beta1: float = theirs(BELOW_ONE, 0.9)
-    adam_beta2: float = theirs(BELOW_ONE, 0.999)
-    adam_epsilon: float = theirs(POSITIVE, 1e-8)
-    max_grad_norm: float = theirs(NOT_NEGATIVE, 1.0)
-    offload_optim: bool = theirs(FLAG, False)
+    warmup_steps: int = theirs(STEPS_OR_NONE, default=0)
+    warmup_ratio: float = theirs(FRACTION, default=0.0)
+    num_cycles: float = theirs(NOT_NEGATIVE, default=0.5)
+    lr_end: float = theirs(NOT_NEGATIVE, default=1e-7)
+    power: float = theirs(NOT_NEGATIVE, default=1.0)
+    optim: str = theirs(
+        choice("adamw", "adafactor", "adamw_mini", "adamw_custom", "adamw_16bit_moment"), default="adamw"
+    )
+    weight_decay: float = theirs(NOT_NEGATIVE, default=0.0)
+    adam_beta1: float = theirs(BELOW_ONE, default=0.9)
+    adam_beta2: float = theirs(BELOW_ONE, default=0.999)
+    adam_epsilon: float = theirs(POSITIVE, default=1e-8)
+    max_grad_norm: float = theirs(NOT_NEGATIVE, default=1.0)
+    offload_optim: bool = theirs(FLAG, default=False)
     label_smoothing_factor: float = option(
         BELOW_ONE,
-        0.0,
-        "In training spread this share of each label over all words, as torch's label_smoothing; not in evaluation.",
+        default=0.0,
+        help="In training spread this share of each label over all words, as torch's label_smoothing; not in "
+        "evaluation.",
         doc="in training this share of each label is spread over all words, as torch's `label_smoothing`; "
         "evaluation spreads none, and its loss is lower",
         zh="训练时把标签的这一比例均匀分给所有词，同 torch 的 `label_smoothing`；评估不使用，因此其 loss 较低",
     )
     freeze: tuple[str, ...] | None = option(
         PATTERNS,
-        None,
-        "Regular expressions: weights in whose names in checkpoints one of these is found are not trained.",
+        default=None,
+        help="Regular expressions: weights in whose names in checkpoints one of these is found are not trained.",
         doc="regular expressions: weights in whose names, as checkpoints have them, one of these is found, are not "
         "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](../../docs/trainer.md#frozen-weights)",
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
@@ -453,8 +436,9 @@ class Optimizer:
     )
     optim_moments: str = option(
         choice(*MOMENTS),
-        "float32",
-        "What AdamW keeps its two moments in: float32, or with stochastic rounding bfloat16, or int8 with a scale for "
+        default="float32",
+        help="What AdamW keeps its two moments in: float32, or with stochastic rounding bfloat16, or int8 with a "
+        "scale for "
         "each 256 elements.",
         doc="what AdamW keeps its two moments in: `float32`, or with stochastic rounding `bfloat16`, which saves 4 "
         "bytes a parameter, or `int8` with a scale for each 256 elements, which saves 6; "
@@ -465,8 +449,9 @@ class Optimizer:
     )
     master_weights: str = option(
         choice(*MASTER_WEIGHTS),
-        "float32",
-        "How AdamW keeps the float32 master weights of bfloat16 weights: float32, or bf16_remainder, the 16 bits that "
+        default="float32",
+        help="How AdamW keeps the float32 master weights of bfloat16 weights: float32, or bf16_remainder, the 16 "
+        "bits that "
         "the weight does not have.",
         doc="how AdamW keeps the float32 master weights of bfloat16 weights: `float32`, or `bf16_remainder`, the 16 "
         "bits that the weight itself does not have, which saves 2 bytes a parameter and loses nothing; "
@@ -476,8 +461,8 @@ class Optimizer:
     )
     optimizer_in_backward: str = option(
         choice(*IN_BACKWARD),
-        "off",
-        "Update each weight as soon as backward has its gradient, and let the gradient go: unclipped (with "
+        default="off",
+        help="Update each weight as soon as backward has its gradient, and let the gradient go: unclipped (with "
         "--max_grad_norm 0), or last_norm, clipped by the norm of the step before.",
         doc="updates each weight as soon as backward has its gradient, which is let go then, so that gradients of one "
         "layer exist at a time: `unclipped` (with `--max_grad_norm 0`), or `last_norm`, which clips by the norm of the "
@@ -488,8 +473,9 @@ class Optimizer:
     )
     offload_optimizer: float = option(
         FRACTION,
-        0.0,
-        "Keep this share of AdamW's master weights and moments in pinned host memory, 0 to 1, and copy them to the "
+        default=0.0,
+        help="Keep this share of AdamW's master weights and moments in pinned host memory, 0 to 1, and copy them to "
+        "the "
         "device for each update (backend transformer_engine). Not PaddleNLP's --offload_optim, which copies all of "
         "them and computes nothing meanwhile.",
         doc="te: this share of AdamW's master weights and moments, 0 to 1, lies in pinned host memory, and is copied "
@@ -506,46 +492,47 @@ class Optimizer:
 class Run:
     """How a run goes on, evaluates, saves and ends."""
 
-    output_dir: str = theirs(PATH, REQUIRED)
-    logging_dir: str | None = theirs(PATH)
-    output_signal_dir: str | None = theirs(PATH)
-    resume_from_checkpoint: str | None = theirs(PATH)
-    device: str = theirs(TEXT, "gpu")
-    seed: int = theirs(SEED, 42)
-    do_train: bool = theirs(FLAG, False)
-    do_eval: bool = theirs(FLAG, False)
-    do_predict: bool = theirs(FLAG, False)
-    do_export: bool = theirs(FLAG, False)
-    per_device_train_batch_size: int = theirs(SEQUENCES, 8)
-    per_device_eval_batch_size: int = theirs(SEQUENCES, 8)
-    gradient_accumulation_steps: int = theirs(MICRO_BATCHES, 1)
-    eval_accumulation_steps: int | None = theirs(STEPS)
-    num_train_epochs: float = theirs(POSITIVE, 1.0)
-    max_steps: int = theirs(_MOST_STEPS, -1)
-    max_evaluate_steps: int = theirs(_MOST_STEPS, -1)
-    dataloader_num_workers: int = theirs(whole(0, limit=1024), 0)
-    logging_steps: int = theirs(STEPS, 500)
-    save_steps: int = theirs(STEPS, 500)
-    save_strategy: str = theirs(TEXT, "steps")
-    save_total_limit: int | None = theirs(STEPS_OR_NONE)
-    ordered_save_group_size: int = theirs(whole(0, limit=2**16), 0)
-    unified_checkpoint: bool = theirs(FLAG, False)
-    unified_checkpoint_config: str = theirs(TEXT, "")
-    use_async_save: bool = theirs(FLAG, False)
-    evaluation_strategy: str = theirs(TEXT, "no")
-    eval_steps: int | None = theirs(STEPS_OR_NONE)
-    load_best_model_at_end: bool = theirs(FLAG, False)
-    metric_for_best_model: str | None = theirs(TEXT)
-    greater_is_better: bool | None = theirs(FLAG)
-    report_to: tuple[str, ...] | None = theirs(_NAMES)
-    minimum_eval_times: int | None = theirs(STEPS_OR_NONE)
-    count_trained_tokens: bool = theirs(FLAG, False)
-    bf16_full_eval: bool = theirs(FLAG, False)
-    fp16_full_eval: bool = theirs(FLAG, False)
+    output_dir: str = theirs(PATH, default=REQUIRED)
+    logging_dir: str | None = theirs(PATH, default=None)
+    output_signal_dir: str | None = theirs(PATH, default=None)
+    resume_from_checkpoint: str | None = theirs(PATH, default=None)
+    device: str = theirs(TEXT, default="gpu")
+    seed: int = theirs(SEED, default=42)
+    do_train: bool = theirs(FLAG, default=False)
+    do_eval: bool = theirs(FLAG, default=False)
+    do_predict: bool = theirs(FLAG, default=False)
+    do_export: bool = theirs(FLAG, default=False)
+    per_device_train_batch_size: int = theirs(SEQUENCES, default=8)
+    per_device_eval_batch_size: int = theirs(SEQUENCES, default=8)
+    gradient_accumulation_steps: int = theirs(MICRO_BATCHES, default=1)
+    eval_accumulation_steps: int | None = theirs(STEPS, default=None)
+    num_train_epochs: float = theirs(POSITIVE, default=1.0)
+    max_steps: int = theirs(_MOST_STEPS, default=-1)
+    max_evaluate_steps: int = theirs(_MOST_STEPS, default=-1)
+    dataloader_num_workers: int = theirs(whole(0, limit=1024), default=0)
+    logging_steps: int = theirs(STEPS, default=500)
+    save_steps: int = theirs(STEPS, default=500)
+    save_strategy: str = theirs(TEXT, default="steps")
+    save_total_limit: int | None = theirs(STEPS_OR_NONE, default=None)
+    ordered_save_group_size: int = theirs(whole(0, limit=2**16), default=0)
+    unified_checkpoint: bool = theirs(FLAG, default=False)
+    unified_checkpoint_config: str = theirs(TEXT, default="")
+    use_async_save: bool = theirs(FLAG, default=False)
+    evaluation_strategy: str = theirs(TEXT, default="no")
+    eval_steps: int | None = theirs(STEPS_OR_NONE, default=None)
+    load_best_model_at_end: bool = theirs(FLAG, default=False)
+    metric_for_best_model: str | None = theirs(TEXT, default=None)
+    greater_is_better: bool | None = theirs(FLAG, default=None)
+    report_to: tuple[str, ...] | None = theirs(_NAMES, default=None)
+    minimum_eval_times: int | None = theirs(STEPS_OR_NONE, default=None)
+    count_trained_tokens: bool = theirs(FLAG, default=False)
+    bf16_full_eval: bool = theirs(FLAG, default=False)
+    fp16_full_eval: bool = theirs(FLAG, default=False)
     data_seed: int | None = option(
         SEED,
-        None,
-        "Seed of the order in which samples are read; default: --seed, which also decides on new weights and dropout.",
+        default=None,
+        help="Seed of the order in which samples are read; default: --seed, which also decides on new weights and "
+        "dropout.",
         doc="seed of the order of the samples; `--seed` also decides on new weights and dropout",
         zh="样本顺序的随机种子；`--seed` 还决定新权重的初始化和 dropout",
         shown="`--seed`",
@@ -553,32 +540,32 @@ class Run:
     )
     early_stopping: bool = option(
         FLAG,
-        False,
-        "End training when evaluation no longer improves; see early_stopping_patience.",
+        default=False,
+        help="End training when evaluation no longer improves; see early_stopping_patience.",
         doc="ends training when `--metric_for_best_model`, by default the loss, no longer improves; "
         "[what to know](../../docs/trainer.md#early-stopping)",
         zh="`--metric_for_best_model`（默认为 loss）不再改善时结束训练；[说明](../../docs/trainer.md#early-stopping)",
     )
     early_stopping_patience: int = option(
         STEPS,
-        1,
-        "Evaluations in a row without improvement after which early_stopping ends training.",
+        default=1,
+        help="Evaluations in a row without improvement after which early_stopping ends training.",
         doc="evaluations in a row without improvement",
         zh="连续未改善的评估次数",
         needs={"early_stopping": True},
     )
     early_stopping_threshold: float = option(
         NOT_NEGATIVE,
-        0.0,
-        "By how much an evaluation must be better than the best one so far to count as an improvement.",
+        default=0.0,
+        help="By how much an evaluation must be better than the best one so far to count as an improvement.",
         doc="an improvement is more than this",
         zh="改善须超过该值",
         needs={"early_stopping": True},
     )
     save_in_background: bool = option(
         FLAG,
-        False,
-        "Write checkpoints to memory and copy them to output_dir while training goes on.",
+        default=False,
+        help="Write checkpoints to memory and copy them to output_dir while training goes on.",
         doc="checkpoints are written to memory, and from there to the disk while training goes on; "
         "[what to know](../../docs/cluster.md#checkpoints-in-the-background)",
         zh="checkpoint 先写入内存，训练继续的同时再写到磁盘；"
@@ -586,16 +573,17 @@ class Run:
     )
     staging_dir: str = option(
         PATH,
-        STAGING_DIR,
-        "With save_in_background: where each node keeps its part meanwhile.",
+        default=STAGING_DIR,
+        help="With save_in_background: where each node keeps its part meanwhile.",
         doc="where each node keeps its part of a checkpoint meanwhile, such as a local NVMe",
         zh="各节点在此期间存放其部分 checkpoint 的位置，例如本地 NVMe",
         needs={"save_in_background": True},
     )
     on_nan: str = option(
         choice("stop", "skip", "rollback"),
-        "stop",
-        "When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out, at most 10 in a "
+        default="stop",
+        help="When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out, at most "
+        "10 in a "
         "row) or rollback (to the last good checkpoint, and past the batches since, at most 10 times to one).",
         doc="where the loss, the gradients or a tensor to be saved are not finite: `stop` with status 1, `skip` (leave "
         "the step out, at most 10 in a row) or `rollback` (status 75: the next start goes on from the last good "
@@ -606,8 +594,8 @@ class Run:
     )
     spike_factor: float | None = option(
         number("a number above 1, such as 1.5", lambda x: x > 1),
-        None,
-        "Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss.",
+        default=None,
+        help="Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss.",
         doc="treats a loss above so many times the median of the last 100 losses as `--on_nan` says",
         zh="loss 超过最近 100 步中位数的这一倍数时，按 `--on_nan` 处理",
         shown="off",
@@ -615,8 +603,9 @@ class Run:
     )
     verify_checkpoint: str = option(
         choice(*LEVELS),
-        "full",
-        "What a folder with a manifest must agree with it in before a run resumes from it, or takes its weights or "
+        default="full",
+        help="What a folder with a manifest must agree with it in before a run resumes from it, or takes its weights "
+        "or "
         "adapter: full (sizes and checksums), size, or none.",
         doc="what a folder with a manifest must agree with it in before a run resumes from it, or takes its weights or "
         "adapter: `full` (sizes and checksums), `size`, `none`",
@@ -631,21 +620,21 @@ class Schedule:
 
     min_learning_rate: float = option(
         NOT_NEGATIVE,
-        1e-5,
-        "Learning rate at the end of the decay.",
+        default=1e-5,
+        help="Learning rate at the end of the decay.",
         doc="learning rate at the end of the decay",
         zh="学习率衰减的终点",
     )
     decay_steps: int | None = option(
         STEPS,
-        None,
-        "Steps of the decay; afterwards min_learning_rate. Default: max_steps.",
+        default=None,
+        help="Steps of the decay; afterwards min_learning_rate. Default: max_steps.",
         doc="steps of the decay; afterwards `--min_learning_rate`",
         zh="学习率衰减的步数，之后为 `--min_learning_rate`",
         shown="max_steps",
     )
     eval_iters: int = option(
-        STEPS, 10, "Batches of one evaluation.", doc="batches of an evaluation", zh="一次评估的 batch 数"
+        STEPS, default=10, help="Batches of one evaluation.", doc="batches of an evaluation", zh="一次评估的 batch 数"
     )
 
 
@@ -655,15 +644,15 @@ class PretrainModel:
 
     model_name_or_path: str = option(
         PATH,
-        "tiny-llama-demo",
-        "A built-in configuration's name or a folder with config.json.",
+        default="tiny-llama-demo",
+        help="A built-in configuration's name or a folder with config.json.",
         doc="built-in name or folder",
         zh="内置名称或文件夹",
     )
     tokenizer_name_or_path: str | None = option(
         PATH_OR_EMPTY,
-        None,
-        "Tokenizer folder or name; none with --mock_data. Default: model_name_or_path.",
+        default=None,
+        help="Tokenizer folder or name; none with --mock_data. Default: model_name_or_path.",
         doc="folder, name, or `none` with `--mock_data`",
         zh="文件夹、名称，`--mock_data` 时可为 `none`",
         shown="the model",
@@ -671,30 +660,30 @@ class PretrainModel:
     )
     te_init_weight_path: str | None = option(
         PATH,
-        None,
-        "Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's.",
+        default=None,
+        help="Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's.",
         doc="folder of initial weights, in this backend's layout or Hugging Face's",
         zh="初始权重所在文件夹，须为该后端或 Hugging Face 的布局",
     )
     continue_training: bool = option(
         FLAG,
-        False,
-        "Start from the weights in model_name_or_path instead of from scratch.",
+        default=False,
+        help="Start from the weights in model_name_or_path instead of from scratch.",
         doc="start from the weights in `model_name_or_path`",
         zh="从 `model_name_or_path` 中的权重开始",
     )
     fuse_attention_qkv: bool = option(
         FLAG,
-        False,
-        "Native layers: one weight for q, k and v.",
+        default=False,
+        help="Native layers: one weight for q, k and v.",
         doc="`none`: one weight for q, k and v",
         zh="`none`：q、k、v 合为一个权重",
         config=True,
     )
     fuse_attention_ffn: bool = option(
         FLAG,
-        False,
-        "Native layers: one weight for gate and up.",
+        default=False,
+        help="Native layers: one weight for gate and up.",
         doc="`none`: one weight for gate and up",
         zh="`none`：gate、up 合为一个权重",
         config=True,
@@ -707,55 +696,57 @@ class PretrainData:
 
     input_dir: str | None = option(
         TEXT,
-        None,
-        "Folder of .bin/.idx pairs made by paddle-te prepare-data; several are blended with equal weights. Or weights "
+        default=None,
+        help="Folder of .bin/.idx pairs made by paddle-te prepare-data; several are blended with equal weights. Or "
+        "weights "
         "and prefixes in turn: '0.3 data/a 0.7 data/b'.",
         doc='folder of `.bin`/`.idx` pairs; or weights and prefixes: `"0.3 data/a 0.7 data/b"`',
         zh='`.bin`/`.idx` 所在文件夹；或权重与前缀：`"0.3 data/a 0.7 data/b"`',
     )
     split: str = option(
         SPLIT,
-        "949,50,1",
-        "Train/valid/test proportions of the documents.",
+        default="949,50,1",
+        help="Train/valid/test proportions of the documents.",
         doc="train, validation, test: proportions of the documents",
         zh="训练、验证、测试集的文档比例",
     )
     max_seq_length: int = option(
-        TOKENS, 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"
+        TOKENS, default=1024, help="Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"
     )
     reset_attention_mask: bool = option(
         FLAG,
-        False,
-        "The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
+        default=False,
+        help="The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
         doc="the documents in a sequence do not see each other; each ends with the eos token "
         "([how](../../docs/packing.md)); not with `--fp8_dpa`",
         zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
     )
     reset_position_ids: bool = option(
         FLAG,
-        False,
-        "Positions begin anew with each document.",
+        default=False,
+        help="Positions begin anew with each document.",
         doc="positions begin anew with each document",
         zh="每个文档的位置编号从头开始",
     )
     eod_mask_loss: bool = option(
         FLAG,
-        False,
-        "No loss where the input is the token that ends a document: it cannot tell how the next document begins.",
+        default=False,
+        help="No loss where the input is the token that ends a document: it cannot tell how the next document begins.",
         doc="no loss where the input is the eos token that ends a document",
         zh="输入为文档结尾的 eos token 处不计损失",
     )
     share_folder: bool = option(
         FLAG,
-        False,
-        "The data folder is shared by all machines: only the first one builds indices.",
+        default=False,
+        help="The data folder is shared by all machines: only the first one builds indices.",
         doc="the data folder is shared by all machines: the first one builds the indices",
         zh="所有机器共享数据文件夹：由第一台建立索引",
     )
     data_cache: str | None = option(
         PATH,
-        None,
-        "Folder for the indices of samples; default: index-cache next to the data or, where that cannot be written, in "
+        default=None,
+        help="Folder for the indices of samples; default: index-cache next to the data or, where that cannot be "
+        "written, in "
         "the output folder.",
         doc="folder for the indices of samples",
         zh="样本索引的文件夹",
@@ -764,24 +755,37 @@ class PretrainData:
     )
     mock_data: bool = option(
         FLAG,
-        False,
-        "Train on random tokens instead of data, for benchmarks; no input_dir.",
+        default=False,
+        help="Train on random tokens instead of data, for benchmarks; no input_dir.",
         doc="random tokens",
         zh="随机 token",
     )
 
 
-_TRAINED = options_of(Model, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
+_TRAINED = options_of(Layers, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
 PADDLENLPS = tuple(each for each in _TRAINED if each.source)
 BOUNDS = {option.name: option.kind for option in PADDLENLPS}
 # Ours: what decides on the decoder layers, and how a run goes on and saves, of all training
 LAYERS = tuple(each for each in _TRAINED if each.config)
 TRAINING = tuple(each for each in _TRAINED if not each.config and not each.source)
 LAYER_OPTIONS = {option.name: option for option in LAYERS}
-# What a model's configuration says about them: LayerOptions.of(config).fp8_recipe
-# fuse_wgrad_accumulation follows from other flags: runs.main_gradients
-LayerOptions = config_options("LayerOptions", (*LAYERS, Option("fuse_wgrad_accumulation", FLAG, False)))
 PRETRAINING, PRETRAIN_MODEL, PRETRAIN_DATA = map(options_of, (Schedule, PretrainModel, PretrainData))
+
+
+@dataclass(frozen=True)
+class LayerOptions(Layers):
+    """What a model's configuration says of its decoder layers: LayerOptions.of(config).fp8_recipe.
+
+    fuse_wgrad_accumulation follows from other flags, see `runs.main_gradients`.
+    """
+
+    fuse_wgrad_accumulation: bool = False
+
+    @classmethod
+    def of(cls, config: object) -> LayerOptions:
+        """Read a configuration; what it does not say, such as Hugging Face's, means the default."""
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls) if hasattr(config, each.name)})
+
 
 _WITH_LORA = {"lora": True}
 LORA_TARGETS = ("all", "attention", "mlp")
@@ -793,16 +797,16 @@ class FinetuneModel:
 
     model_name_or_path: str = option(
         PATH,
-        REQUIRED,
-        "Checkpoint folder, in the layout of the backend or Hugging Face's.",
+        default=REQUIRED,
+        help="Checkpoint folder, in the layout of the backend or Hugging Face's.",
         doc="folder; weights in the backend's layout or Hugging Face's",
         zh="文件夹；权重须为该后端或 Hugging Face 的布局",
         shown="–",
     )
     tokenizer_name_or_path: str | None = option(
         PATH_OR_EMPTY,
-        None,
-        "Tokenizer folder or name. Default: model_name_or_path.",
+        default=None,
+        help="Tokenizer folder or name. Default: model_name_or_path.",
         doc="folder or name",
         zh="文件夹或名称",
         shown="the model",
@@ -810,43 +814,48 @@ class FinetuneModel:
     )
     lora: bool = option(
         FLAG,
-        False,
-        "Train a LoRA adapter and leave the model as it is.",
+        default=False,
+        help="Train a LoRA adapter and leave the model as it is.",
         doc="train an adapter only",
         zh="只训练 adapter",
     )
     lora_rank: int = option(
-        whole(1, limit=2**16), 32, "Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
+        whole(1, limit=2**16), default=32, help="Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
     )
     lora_alpha: int = option(
         whole(1, limit=10**6),
-        64,
-        "The adapter's outputs are scaled by lora_alpha / lora_rank.",
+        default=64,
+        help="The adapter's outputs are scaled by lora_alpha / lora_rank.",
         doc="its outputs are scaled by alpha / rank",
         zh="adapter 的输出乘以 alpha / rank",
     )
     rslora: bool = option(
         FLAG,
-        False,
-        "Scale by lora_alpha / sqrt(lora_rank) instead, as rank-stabilized LoRA does.",
+        default=False,
+        help="Scale by lora_alpha / sqrt(lora_rank) instead, as rank-stabilized LoRA does.",
         doc="scale by alpha / √rank instead (rank-stabilized LoRA)",
         zh="改为乘以 alpha / √rank（rank-stabilized LoRA）",
         needs=_WITH_LORA,
     )
     lora_dropout: float = option(
-        BELOW_ONE, 0.0, "Dropout on the adapter's inputs.", doc="on the adapter's inputs", zh="作用于 adapter 的输入"
+        BELOW_ONE,
+        default=0.0,
+        help="Dropout on the adapter's inputs.",
+        doc="on the adapter's inputs",
+        zh="作用于 adapter 的输入",
     )
     lora_targets: str = option(
         choice(*LORA_TARGETS),
-        "all",
-        "Projections with an adapter: all, attention or mlp.",
+        default="all",
+        help="Projections with an adapter: all, attention or mlp.",
         doc="`all`, `attention` (q, k, v, o) or `mlp` (gate, up, down)",
         zh="`all`、`attention`（q、k、v、o）或 `mlp`（gate、up、down）",
     )
     quantize_base: str | None = option(
         choice("fp8"),
-        None,
-        "fp8: LoRA's frozen weights of the decoder layers exist in fp8 only, in half of bfloat16's memory. Each is "
+        default=None,
+        help="fp8: LoRA's frozen weights of the decoder layers exist in fp8 only, in half of bfloat16's memory. Each "
+        "is "
         "quantized as it is read, with one scale, or with --fp8_recipe block one for each block; --merge_lora reads "
         "them again. Needs --use_fp8 true.",
         doc="`fp8`: LoRA's frozen weights of the decoder layers exist in fp8 only; needs `--use_fp8`",
@@ -855,16 +864,16 @@ class FinetuneModel:
     )
     lora_path: str | None = option(
         PATH,
-        None,
-        "Folder of an adapter to start from, ours, PaddleNLP's or PEFT's; its rank, scaling and targets hold.",
+        default=None,
+        help="Folder of an adapter to start from, ours, PaddleNLP's or PEFT's; its rank, scaling and targets hold.",
         doc="adapter to start from, of any backend or PEFT's; its rank, scaling and targets hold",
         zh="从已有的 adapter（任意后端或 PEFT 的）开始；沿用其秩、缩放和目标",
         needs=_WITH_LORA,
     )
     merge_lora: bool = option(
         FLAG,
-        False,
-        "Save the model with the adapter added as well, in merged/.",
+        default=False,
+        help="Save the model with the adapter added as well, in merged/.",
         doc="also save the model with the adapter added, in `merged/`",
         zh="另存合并 adapter 后的模型到 `merged/`",
         needs=_WITH_LORA,
@@ -877,8 +886,8 @@ class FinetuneData:
 
     dataset_name_or_path: str | None = option(
         PATH,
-        None,
-        "Folder of train* and dev* or validation*: JSON lines or arrays, Parquet, or what datasets' save_to_disk "
+        default=None,
+        help="Folder of train* and dev* or validation*: JSON lines or arrays, Parquet, or what datasets' save_to_disk "
         "writes.",
         doc="folder of `train*` and `dev*` or `validation*`; [forms and formats](#conversations)",
         zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](#对话)",
@@ -886,8 +895,9 @@ class FinetuneData:
     )
     chat_template: str | None = option(
         PATH,
-        None,
-        "File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's own.",
+        default=None,
+        help="File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's "
+        "own.",
         doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
         zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
         shown="the tokenizer's",
@@ -895,37 +905,38 @@ class FinetuneData:
     )
     src_length: int = option(
         TOKENS,
-        1024,
-        "Without a chat template: tokens of src at most; of a longer one the end is kept.",
+        default=1024,
+        help="Without a chat template: tokens of src at most; of a longer one the end is kept.",
         doc="without a chat template: tokens of `src` at most; of a longer one the end is kept",
         zh="不用对话模板时 `src` 的最大 token 数；更长时保留末尾",
     )
     max_length: int = option(
         TOKENS,
-        2048,
-        "Tokens of a sample at most; a longer conversation is cut after a turn, a longer answer without a template "
+        default=2048,
+        help="Tokens of a sample at most; a longer conversation is cut after a turn, a longer answer without a "
+        "template "
         "anywhere.",
         doc="tokens of a sample at most; a longer conversation is cut after an answer, or without a template in it",
         zh="样本的最大 token 数；更长的对话在某轮回答之后截断，不用模板时回答被截断",
     )
     pad_to_multiple_of: int = option(
         TOKENS,
-        16,
-        "Batches are as long as their longest sample, rounded up to this.",
+        default=16,
+        help="Batches are as long as their longest sample, rounded up to this.",
         doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, `block` of 128",
         zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数，block scaling 时为 128",
     )
     pad_to_max_length: bool = option(
         FLAG,
-        False,
-        "Pad every batch to max_length instead.",
+        default=False,
+        help="Pad every batch to max_length instead.",
         doc="all batches as long as `--max_length`; sequence parallelism needs it",
         zh="所有 batch 填充到 `--max_length`；序列并行时必需",
     )
     zero_padding: bool = option(
         FLAG,
-        False,
-        "Pack several samples into one sequence of max_length.",
+        default=False,
+        help="Pack several samples into one sequence of max_length.",
         doc="pack samples into sequences of `--max_length`; they do not see each other, and each has positions of its "
         "own ([how](../../docs/packing.md)); not with `--fp8_dpa`",
         zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
@@ -933,8 +944,8 @@ class FinetuneData:
     )
     greedy_zero_padding: bool = option(
         FLAG,
-        False,
-        "Pack tighter, in another order; needs --zero_padding.",
+        default=False,
+        help="Pack tighter, in another order; needs --zero_padding.",
         doc="pack tighter, in another order",
         zh="打包得更紧，顺序会改变",
         needs={"zero_padding": True},
