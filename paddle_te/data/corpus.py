@@ -72,6 +72,11 @@ def find_data(input_dir: str | None) -> list[str | float]:
     return data
 
 
+def prefixes_of(data: list[str | float]) -> list[str]:
+    """Return the prefixes of what `find_data` returns."""
+    return [str(each) for each in data[1::2] or data]
+
+
 def check_files(prefix: str) -> None:
     """Refuses a prefix without one of its two files, or with others that a host would read. Raises CorpusError."""
     for suffix in (".bin", ".idx"):

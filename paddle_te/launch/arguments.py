@@ -7,9 +7,10 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from paddle_te.host import HOSTS
-from paddle_te.launch import run_files
+from paddle_te.launch import JobModule, run_files
 from paddle_te.launch.auto import leave_to_planner
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import FALLBACKS, VARIABLES
@@ -19,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of i
 SCRIPTS = ROOT / "paddle_te/scripts"
 
 
-def by_name(job, words: list[str]) -> list[str]:
-    """All arguments as --name=value. Positional ones come in the job's order; empty ones are left out.
+def by_name(job: JobModule, words: list[str]) -> list[str]:
+    """Return all arguments as --name=value. Positional ones come in the job's order; empty ones are left out.
 
     Raises:
         LaunchError: more than the job has, one that it has not, or a name without a value.
@@ -50,13 +51,13 @@ def by_name(job, words: list[str]) -> list[str]:
     return options + [f"--{name}={value}" for name, value in zip(names, positional, strict=False) if value]
 
 
-def name_of(job) -> str:
-    """pretrain or finetune."""
+def name_of(job: JobModule) -> str:
+    """Return pretrain or finetune."""
     return job.__name__.rpartition(".")[2]
 
 
-def script_of(job) -> str:
-    """The name of the file that each process runs, with PaddleNLP."""
+def script_of(job: JobModule) -> str:
+    """Return the name of the file that each process runs, with PaddleNLP."""
     return f"run_{name_of(job)}.py"
 
 
@@ -67,23 +68,23 @@ def _from(environ: Mapping[str, str], name: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         raise LaunchError(re.sub(r"^argument --(\w+): ", r"\1: ", message))
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Names a default where there is one and the help does not say it itself."""
 
-    def _get_help_string(self, action):
-        said = action.default in (None, "") or "(default" in action.help
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        said = action.default in (None, "") or "(default" in (action.help or "")
         return action.help if said else super()._get_help_string(action)
 
 
-def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser of a job's arguments and variables, by name, of which the environment may hold defaults."""
+def make_parser(job: JobModule, environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Return the parser of a job's arguments and variables, by name, of which the environment may hold defaults."""
     parser = _Parser(
         prog=f"paddle-te {name_of(job)}",
-        description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from HOST on may also stand in the "
+        description=f"{str(job.__doc__).splitlines()[0]} Arguments in capitals from HOST on may also stand in the "
         "environment. A run file may come first, a recipe of the package or a file of your own, in these names or "
         "PaddleNLP's: FILE.json [--name value ...]; with --print-config it is completed, printed, and not run. "
         "`paddle-te recipes` lists the recipes.",
@@ -108,8 +109,8 @@ def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """A job's arguments and variables, typed.
+def parse(job: JobModule, words: list[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """Return a job's arguments and variables, typed.
 
     words: --name=value or --name value, or values in the order of `job.ARGUMENTS`; or a run file, and names and values.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from typing import Any
 
 from paddle_te import commands
 from paddle_te.job import Job, words
@@ -49,7 +50,7 @@ def _left(args: argparse.Namespace) -> list[str]:
     return [name for name in LAYOUT if getattr(args, name, None) == AUTO]
 
 
-def fill(args: argparse.Namespace, config: dict, world: int) -> None:
+def fill(args: argparse.Namespace, config: dict[str, Any], world: int) -> None:
     """Replaces auto by the values of the fastest layout that fits and has what is given, and prints the choice.
 
     config: the model's. world: devices of the job.
@@ -104,7 +105,7 @@ def _check_known(args: argparse.Namespace) -> None:
 
 
 def _plans(
-    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, flags: dict[str, object]
+    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, flags: dict[str, Any]
 ) -> list[Plan]:
     """The plans that fit and have what is given, the fastest first; at least one. flags: `_flags`'s."""
     try:
@@ -127,7 +128,7 @@ def _plans(
     return found.plans
 
 
-def _flags(args: argparse.Namespace) -> tuple[dict[str, object], str]:
+def _flags(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """What is said of an adapter and, in EXTRA_ARGS, of flags that the planner counts, {flag: value}; and the other
     words of EXTRA_ARGS."""
     targets = METHODS[getattr(args, "method", "full")]

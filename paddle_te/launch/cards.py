@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from paddle_te import commands
 from paddle_te.job import Job
@@ -26,13 +27,13 @@ def card_of(args: argparse.Namespace) -> Gpu | None:
         LaunchError: GPU names other ones than are here.
     """
     asked, names = GPUS.get(args.GPU), {*gpu_names()}
-    here = GPUS.get(called(names))
+    here = GPUS.get(called(names) or "")
     if names and asked and asked != here and not args.DRY_RUN:
         raise LaunchError(f"GPU: {args.GPU} is not what is here, {' and '.join(sorted(names))}; leave it out")
     return asked or here
 
 
-def check_memory(args: argparse.Namespace, config: dict, layout: Job | None) -> None:
+def check_memory(args: argparse.Namespace, config: dict[str, Any], layout: Job | None) -> None:
     """Refuses a layout that the GPUs have too little memory for, with some that they have enough for, and says where it
     is close.
 

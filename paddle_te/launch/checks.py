@@ -10,6 +10,7 @@ import argparse
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paddle_te import configs
 from paddle_te.configs.reading import unknown_keys
@@ -31,7 +32,7 @@ def _tokenizers() -> list[str]:
     return theirs + [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
 
 
-def read_config(args: argparse.Namespace) -> dict:
+def read_config(args: argparse.Namespace) -> dict[str, Any]:
     """The model's config.json. PaddleFormers has layers of its own for what these ones do not compute."""
     try:
         said = configs.read_model(args.model_name)
@@ -57,7 +58,7 @@ def check_here(args: argparse.Namespace, device: str) -> None:
         raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
 
 
-def check_data(args: argparse.Namespace, config: dict) -> str | None:
+def check_data(args: argparse.Namespace, config: dict[str, Any]) -> str | None:
     """The folder of the data set that a model of this configuration can train on; None for mock data."""
     if args.MOCK_DATA:
         return None
@@ -73,7 +74,7 @@ def check_data(args: argparse.Namespace, config: dict) -> str | None:
     return str(path)
 
 
-def _check_corpora(folder: Path, args: argparse.Namespace, config: dict) -> None:
+def _check_corpora(folder: Path, args: argparse.Namespace, config: dict[str, Any]) -> None:
     """The folder's .bin/.idx pairs, as far as their beginnings tell."""
     from paddle_te.data import corpus  # here, as it imports NumPy
 
@@ -81,7 +82,7 @@ def _check_corpora(folder: Path, args: argparse.Namespace, config: dict) -> None
         raise LaunchError(f"DATA_PATH: {folder} holds no .idx file; prepare it with paddle-te prepare-data")
     try:
         data = corpus.find_data(str(folder))
-        for prefix in data[1::2] or data:
+        for prefix in corpus.prefixes_of(data):
             index = corpus.read_index(prefix)
             if _vocabulary_is_fixed(args):
                 corpus.check_vocabulary(prefix, index, config["vocab_size"])

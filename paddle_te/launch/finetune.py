@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paddle_te import host
 from paddle_te.data.records import DEV, has_split
@@ -15,11 +17,11 @@ from paddle_te.options import launcher as options
 
 ARGUMENTS = options.FINETUNE
 VARIABLES = options.FINETUNE_VARIABLES
-FIXED = dict(PP=1, VP=1, init_weight="none", OVERLAP=False, LOGGING_STEPS=1)
+FIXED: Mapping[str, object] = dict(PP=1, VP=1, init_weight="none", OVERLAP=False, LOGGING_STEPS=1)
 OUTPUT_NAME = "output"
 
 
-def model_config(args: argparse.Namespace) -> dict:
+def model_config(args: argparse.Namespace) -> dict[str, Any]:
     check_weights("model_name", args.model_name)
     return read_config(args)
 

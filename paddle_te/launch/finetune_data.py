@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
 from paddle_te.data.tokenizer import read_tokenizer
@@ -23,15 +24,15 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
 
     try:
-        told = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
-        name, chosen = (None if told[f] is None else str(told[f]) for f in ("tokenizer_name_or_path", "chat_template"))
+        told: dict[str, Any] = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
+        name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
         tokenizer = read_tokenizer(Path(name)) if Path(name).is_dir() else None
-        template = tokenizer and ChatTemplate.of(tokenizer, name, chosen)
         for split in (TRAIN, DEV) if told["do_eval"] else (TRAIN,):
             paths = find_files(told["dataset_name_or_path"], split)
             if tokenizer is None:
                 list(samples.read_conversations(paths, samples.FIRST))
             else:
+                template = ChatTemplate.of(tokenizer, name, None if chosen is None else str(chosen))
                 maker = samples.SampleMaker(tokenizer, template, told["src_length"], told["max_length"])
                 samples.samples_of(paths, maker, samples.FIRST)
     except (ValueError, OSError) as error:

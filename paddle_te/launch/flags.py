@@ -6,9 +6,11 @@ import argparse
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from paddle_te.configs.spec import spec_of
 from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
+from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import VARIABLES
@@ -44,7 +46,7 @@ def of_folder(args: argparse.Namespace, output: Path) -> dict[str, object]:
     return {"output_dir": output, "resume_from_checkpoint": None if resume == "none" else resume}
 
 
-def check_asked(job, args: argparse.Namespace, device: str, world: int, config: dict) -> None:
+def check_asked(job: JobModule, args: argparse.Namespace, device: str, world: int, config: dict[str, Any]) -> None:
     """Refuse what training would refuse of a job and its EXTRA_ARGS. config: the model's.
 
     Raises:
@@ -61,7 +63,7 @@ def check_asked(job, args: argparse.Namespace, device: str, world: int, config: 
         raise LaunchError(str(error)) from error
 
 
-def _job_of(args: argparse.Namespace, flags: Mapping[str, object], **known: object) -> Job:
+def _job_of(args: argparse.Namespace, flags: Mapping[str, object], **known: Any) -> Job:
     extra_flags(args)  # whose error names EXTRA_ARGS
     return words.job_of([*words.printed(flags), *extra_words(args)], **known)
 

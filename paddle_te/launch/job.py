@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from paddle_te.host import HOSTS, installed
+from paddle_te.launch import JobModule
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
 from paddle_te.launch.machines import LaunchError, find_devices, has_gpu
 from paddle_te.launch.peers import JOIN_SECONDS, Peers
@@ -21,8 +22,8 @@ from paddle_te.runs.checkpoints import set_aside
 from paddle_te.runs.lock import FolderInUse, FolderLock
 
 
-def run(job, plan: Plan, args: argparse.Namespace) -> int:
-    """Exit status: 0, the failed process's (128 + n if signal n ended it), or 2 where it may not start."""
+def run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
+    """Return the exit status: 0, the failed process's (128 + n if signal n ended it), or 2 where it may not start."""
     lock = peers = None
     try:
         if plan.nodes.rank == 0:
@@ -40,7 +41,7 @@ def run(job, plan: Plan, args: argparse.Namespace) -> int:
         if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
             say(f"checkpoints of an earlier run, later than this one's start, are now in {kept}")
         if peers and peers.meet(say) is None:
-            say(peers.failure)
+            say(str(peers.failure))
             return OTHER_NODE_DIED if peers.died else OTHER_NODE_FAILED
         say(f"the host is {HOSTS[args.HOST]} (HOST={args.HOST}{_alone()})")
         return _starts(job, plan, args, peers)
@@ -64,8 +65,8 @@ def _token() -> str:
     return token
 
 
-def _starts(job, plan: Plan, args: argparse.Namespace, peers: Peers | None) -> int:
-    """All starts of the processes. Returns the last one's exit status."""
+def _starts(job: JobModule, plan: Plan, args: argparse.Namespace, peers: Peers | None) -> int:
+    """Start the processes as often as they may be. Return the last start's exit status."""
     restarts = Restarts(args.MAX_RESTARTS)
     watchdog = Watchdog(args.STEP_TIMEOUT, args.START_TIMEOUT)
     while True:
@@ -102,8 +103,8 @@ def _start(plan: Plan, args: argparse.Namespace, peers: Peers | None, watchdog: 
     ).run()
 
 
-def _anew(job, plan: Plan, args: argparse.Namespace) -> tuple[Plan, argparse.Namespace]:
-    """The next start's plan and arguments, on the devices that are left with ELASTIC=1.
+def _anew(job: JobModule, plan: Plan, args: argparse.Namespace) -> tuple[Plan, argparse.Namespace]:
+    """Return the next start's plan and arguments, on the devices that are left with ELASTIC=1.
 
     Raises:
         LaunchError: devices are gone, and the job cannot go on without them.

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paddle_te import host
 from paddle_te.job import Job
 from paddle_te.job.words import job_of, printed
+from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
 from paddle_te.launch.auto import fill, planner_knows
 from paddle_te.launch.cards import check_memory
@@ -82,8 +84,8 @@ def _one_process(devices: Devices, nodes: Nodes) -> bool:
     return len(devices.ids) == 1 and nodes.count == 1
 
 
-def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
-    """Arguments to a checked plan. Starts nothing and writes nothing.
+def make_plan(job: JobModule, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
+    """Return the checked plan of arguments, and these. Start nothing and write nothing.
 
     job: a module as `paddle_te.launch` describes it. words: as for `parse`.
 
@@ -94,8 +96,8 @@ def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, 
     return plan_for(job, args, environ), args
 
 
-def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
-    """`make_plan` of arguments that are parsed."""
+def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
+    """Return `make_plan`'s plan of arguments that are parsed."""
     args.HOST = _find_host(args)
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
     if args.HOST == host.PADDLEFORMERS:
@@ -174,9 +176,15 @@ class Program:
 
 
 def _program(
-    job, args: argparse.Namespace, config: dict, devices: Devices, world: int, folder: Path, output: Path
+    job: JobModule,
+    args: argparse.Namespace,
+    config: dict[str, Any],
+    devices: Devices,
+    world: int,
+    folder: Path,
+    output: Path,
 ) -> Program:
-    """The job in its host's words."""
+    """Return the job in its host's words."""
     extra, flags = extra_words(args), job.flags(args, devices.kind, world, output)
     script = _training_script(args)
     if args.HOST == host.PADDLENLP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from paddle_te import configs
@@ -16,7 +17,7 @@ from paddle_te.options import launcher as options
 
 ARGUMENTS = options.PRETRAIN
 VARIABLES = options.PRETRAIN_VARIABLES
-FIXED = {}
+FIXED: Mapping[str, object] = {}
 OUTPUT_NAME = "OUTPUT_BASE, EXP_NAME or OUTPUT_DIR"
 model_config = read_config
 
@@ -77,7 +78,7 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
     tokenizer, data = check_tokenizer(args), check_data(args, read_config(args))
     overlap = overlap_flags(args, device, world)  # which says something, hence behind what may be refused
     plain = told(args, device, world)
-    pipeline = filter(None, (plain["pipeline_parallel_config"], overlap.pop("pipeline_parallel_config", None)))
+    pipeline = plain["pipeline_parallel_config"], overlap.pop("pipeline_parallel_config", None)
     return {
         "model_name_or_path": configs.resolve(args.model_name),
         "tokenizer_name_or_path": tokenizer,
@@ -85,6 +86,6 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
         **of_folder(args, output),
         **plain,
-        "pipeline_parallel_config": " ".join(pipeline) or None,
+        "pipeline_parallel_config": " ".join(str(each) for each in pipeline if each) or None,
         **overlap,
     }

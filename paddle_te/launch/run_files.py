@@ -14,8 +14,10 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paddle_te import recipes
+from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS
 from paddle_te.options.launcher import AUTO, FINETUNE, FINETUNE_VARIABLES, PRETRAIN, PRETRAIN_VARIABLES, VARIABLES
@@ -52,8 +54,8 @@ def is_run_file(words: list[str]) -> bool:
     return words[0].endswith(".json") or recipes.find(words[0]) is not None
 
 
-def as_arguments(job, words: list[str], environ: Mapping[str, str]) -> list[str]:
-    """`FILE.json [--name value ...]` as --name=value, which `arguments.by_name` takes.
+def as_arguments(job: JobModule, words: list[str], environ: Mapping[str, str]) -> list[str]:
+    """Return `FILE.json [--name value ...]` as --name=value, which `arguments.by_name` takes.
 
     Raises:
         LaunchError: there is no such file, it is no object of names and values, or a name or value means nothing here.
@@ -64,21 +66,21 @@ def as_arguments(job, words: list[str], environ: Mapping[str, str]) -> list[str]
     extra = [word for name, value in given.flags.items() for word in (f"--{name}", *_words(value))]
     launchers = dict(given.arguments)
     if extra:
-        before = launchers.get("EXTRA_ARGS") or environ.get("EXTRA_ARGS", "")
-        launchers["EXTRA_ARGS"] = " ".join(filter(None, [before, shlex.join(extra)]))
+        before = str(launchers.get("EXTRA_ARGS") or environ.get("EXTRA_ARGS", ""))
+        launchers["EXTRA_ARGS"] = f"{before} {shlex.join(extra)}".strip()
     return [f"--{name}={value}" for name, value in launchers.items()]
 
 
-def complete(job, args: argparse.Namespace) -> str:
-    """The run file, as text, of a job's arguments: with it, the same run starts without any variable."""
+def complete(job: JobModule, args: argparse.Namespace) -> str:
+    """Return the run file, as text, of a job's arguments: with it, the same run starts without any variable."""
     options = [option for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES) if option.name not in _OF_THIS_START]
     values = {option.name: getattr(args, option.name) for option in options}
     values = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
     return json.dumps({name: value for name, value in values.items() if value not in (None, "")}, indent=2)
 
 
-def _arguments(job, name: str) -> dict:
-    """What a run file says of a job, without what a recipe says of itself."""
+def _arguments(job: JobModule, name: str) -> dict[str, Any]:
+    """Return what a run file says of a job, without what a recipe says of itself."""
     values, asked = _read(name), job.__name__.rpartition(".")[2]
     task = values.get("task")
     if task is not None and recipes.TASKS.get(str(task)) != asked:
@@ -87,10 +89,9 @@ def _arguments(job, name: str) -> dict:
     return {key: value for key, value in values.items() if key not in recipes.ABOUT}
 
 
-def _read(name: str) -> dict:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        path = recipes.find(name)
+def _read(name: str) -> dict[str, Any]:
+    own = Path(name).expanduser()
+    path = own if own.is_file() else recipes.find(name)
     if path is None:
         raise LaunchError(f"{name}: there is no such file, and no such recipe; paddle-te recipes lists those")
     try:
@@ -104,7 +105,7 @@ def _read(name: str) -> dict:
     return values
 
 
-def _pairs(words: list[str]) -> dict:
+def _pairs(words: list[str]) -> dict[str, Any]:
     """--name value and --name=value."""
     values, words = {}, list(words)
     while words:
@@ -119,15 +120,15 @@ def _pairs(words: list[str]) -> dict:
     return values
 
 
-def _words(value) -> list[str]:
+def _words(value: object) -> list[str]:
     return [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
 
 
-def _text(value) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _is_true(name: str, value) -> bool:
+def _is_true(name: str, value: object) -> bool:
     if _text(value).lower() not in ("true", "false", "1", "0"):
         raise LaunchError(f"{name}: {value!r} must be true or false")
     return _text(value).lower() in ("true", "1")
@@ -136,11 +137,12 @@ def _is_true(name: str, value) -> bool:
 class _Translation:
     """Names and values as the launcher's arguments, and as flags that are passed on."""
 
-    def __init__(self, job, values: dict):
+    def __init__(self, job: JobModule, values: Mapping[str, object]) -> None:
         self.job = job
         self.options = {option.name: option for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES)}
         self.by_flag = {option.flag: option.name for option in self.options.values() if option.flag}
-        self.arguments, self.flags = {}, {}
+        self.arguments: dict[str, object] = {}
+        self.flags: dict[str, object] = {}
         try:
             values = without_unsupported(values)
         except ValueError as error:
@@ -149,13 +151,13 @@ class _Translation:
             if value is not None:
                 self._put(key, value)
 
-    def _put(self, key, value):
+    def _put(self, key: str, value: object) -> None:
         name = self.by_flag.get(key) or _RENAMED.get(key, key)
         name = "OUTPUT_DIR" if key == "output_dir" and "OUTPUT_DIR" in self.options else name
         of_paddlenlp = key == "sharding" or key == "recompute" and _text(value).lower() in ("true", "false", "1", "0")
         if key == "transformer_engine_backend":
             names = {flag: backend for backend, flag in BACKENDS.items()}
-            name, value = "backend", names.get(value, value)
+            name, value = "backend", names.get(str(value), value)
         if name in self.options and not of_paddlenlp:
             if key != name and str(value) == "-1":  # PaddleNLP's word for: not given
                 return
@@ -168,7 +170,7 @@ class _Translation:
             self.flags[key] = value
 
     def update(self, other: _Translation) -> None:
-        """Takes what the other says, where both say something, in whichever words."""
+        """Take what the other says, where both say something, in whichever words."""
         for name, flags in _COMBINED.items():
             if name in other.arguments or other.flags.keys() & set(flags):
                 self.arguments.pop(name, None)
@@ -191,7 +193,7 @@ class _Translation:
         if self.flags.get("resume_from_checkpoint"):
             raise LaunchError("resume_from_checkpoint: here it is resume_step, auto or a saved step's number")
 
-    def _precision(self):
+    def _precision(self) -> None:
         flags = {name: self.flags.pop(name) for name in ("bf16", "fp16", "use_fp8") if name in self.flags}
         level = self.flags.pop("fp16_opt_level", None)
         if not flags:
@@ -203,6 +205,6 @@ class _Translation:
             raise LaunchError(f"fp16_opt_level: {level or 'O1 (not given)'}: 16-bit training is O2 here; set it to O2")
         self._say("precision", "fp8" if "use_fp8" in on else "bf16" if "bf16" in on else "fp32")
 
-    def _say(self, name, value):
+    def _say(self, name: str, value: object) -> None:
         if self.arguments.setdefault(name, value) != value:
             raise LaunchError(f"{name}={self.arguments[name]} and PaddleNLP's flags for it, {value}, differ: give one")

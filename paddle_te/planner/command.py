@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from paddle_te import commands, configs
 from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
@@ -100,7 +101,7 @@ def main() -> int:
     return 0 if found.plans else 1
 
 
-def _config(name: str) -> dict:
+def _config(name: str) -> dict[str, Any]:
     """A model's config.json. Raises ValueError for one that our layers do not compute, or that no machine holds."""
     said = configs.read_model(name)
     configs.check_computed(said, BACKENDS["te"])

@@ -6,12 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paddle_te.runs import nvidia
 
 
-def number(what: str, **more):
-    """A field of a Gpu, with the words that tables say about it."""
+def number(what: str, **more: Any) -> Any:
+    """Return a field of a Gpu, with the words that tables say about it."""
     return field(metadata={"what": what}, **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from paddle_te.job import FINETUNE, PRETRAIN, Job
 from paddle_te.job.record import FLAGS
@@ -43,7 +44,7 @@ _ONE: dict[str, object] = {"per_device_train_batch_size": 1, **again()}
 
 def layout(
     gpus: int,
-    sequence: float,
+    sequence: int,
     *,
     sharding: int = 1,
     stage: int = 1,
@@ -52,15 +53,15 @@ def layout(
     overlap: bool = False,
     fp8_input_store: bool = False,
     lora: Mapping[str, object] | bool | None = False,
-    **flags: object,
+    **flags: Any,
 ) -> Job:
-    """The Job that the launcher starts with te on so many devices of nvgpu.
+    """Return the Job that the launcher starts with te on so many devices of nvgpu.
 
     sequence: tokens. sharding: ranks that share states, in this stage. overlap: OVERLAP=1. recompute: the launcher's.
     lora: whether an adapter is trained, or its {"rank", "targets", "fp8_base"}. flags: others, by name or in words of
     _SHORT.
     """
-    known = _ONE | (WHOLE_LAYERS | {"recompute_granularity": recompute} if recompute != "none" else {})
+    known: dict[str, Any] = _ONE | (WHOLE_LAYERS | {"recompute_granularity": recompute} if recompute != "none" else {})
     known |= stored_in_fp8(True) if fp8_input_store else {}
     if isinstance(lora, Mapping):
         known |= {"lora_rank": lora["rank"], "lora_targets": lora.get("targets", LORA_TARGETS[0])}
@@ -86,23 +87,23 @@ def layout(
 
 
 def over_tensor_ranks(job: Job, tp: int) -> Job:
-    """The Job with tensor parallelism, and then with sequence parallelism, for which fine-tuning pads all batches."""
+    """Return the Job with tensor and so sequence parallelism, for which fine-tuning pads all batches."""
     several = tp > 1
     return job.but(tensor_parallel_degree=tp, sequence_parallel=several, pad_to_max_length=job.lora and several)
 
 
-def by_flag(words: Mapping[str, object]) -> dict[str, object]:
-    """{flag: value} of what may be in _SHORT's words; lists, as JSON has them, are tuples."""
+def by_flag(words: Mapping[str, object]) -> dict[str, Any]:
+    """Return {flag: value} of what may be in _SHORT's words; lists, as JSON has them, are tuples."""
     return {_SHORT.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in words.items()}
 
 
-def kept(job: Job) -> dict[str, object]:
-    """The flags of a Job that other layouts of the same training have, too."""
+def kept(job: Job) -> dict[str, Any]:
+    """Return the flags of a Job that other layouts of the same training have, too."""
     return {name: getattr(job, name) for name in _KEPT}
 
 
 def row_of(job: Job) -> dict[str, object]:
-    """What `layout` makes the Job from, without defaults, as JSON has it."""
+    """Return what `layout` makes the Job from, without defaults, as JSON has it."""
     adapter = {"rank": job.lora_rank, "targets": job.lora_targets, "fp8_base": job.fp8_base}
     said = {
         "sharding": (job.sharding_ranks, 1),
@@ -118,20 +119,22 @@ def row_of(job: Job) -> dict[str, object]:
     named |= {"script", "world", "use_fp8", "sequence_parallel", "pad_to_max_length", "recompute", "max_grad_norm"}
     named |= {"recompute_granularity", "sharding_parallel_config", *stored_in_fp8(True)}
     others = {name: value for name, value in differing(job, plain).items() if name not in named}
-    row = {"gpus": job.world, "sequence": job.sequence}
+    row: dict[str, object] = {"gpus": job.world, "sequence": job.sequence}
     row |= {name: value for name, (value, default) in said.items() if value != default} | others
     return row | ({"lora": adapter} if job.lora else {})
 
 
 def differing(job: Job, other: Job) -> dict[str, object]:
-    """The fields in which a Job differs from another one."""
+    """Return the fields in which a Job differs from another one."""
     mine, theirs = vars(job), vars(other)
     return {name: mine[name] for name in FLAGS if mine[name] != theirs[name]}
 
 
 def launcher_arguments(job: Job) -> dict[str, object]:
-    """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
-    arguments = {name: getattr(job, flag) for name, flag in LAUNCHERS.items() if name not in ("SEP", "CP")}
+    """Return the launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
+    arguments: dict[str, object] = {
+        name: getattr(job, flag) for name, flag in LAUNCHERS.items() if name not in ("SEP", "CP")
+    }
     arguments |= {
         "FSDP": job.sharding_ranks,
         "SP": job.tp > 1,
@@ -165,14 +168,14 @@ def extra_flags(job: Job) -> dict[str, object]:
 
 
 def extra_arguments(job: Job) -> str:
-    """The same as one text."""
+    """Return the same as one text."""
     return " ".join(
         printed({name: f"{value:g}" if isinstance(value, float) else value for name, value in extra_flags(job).items()})
     )
 
 
 def adapter_flags(job: Job) -> list[str]:
-    """The words that fine-tuning and `paddle-te plan` have for an adapter, beside --lora."""
+    """Return the words that fine-tuning and `paddle-te plan` have for an adapter, beside --lora."""
     if not job.lora:
         return []
     targets = None if job.lora_targets == LORA_TARGETS[0] else job.lora_targets
@@ -180,7 +183,7 @@ def adapter_flags(job: Job) -> list[str]:
 
 
 def shape(job: Job) -> str:
-    """How ranks share a model, in words for a table."""
+    """Return how ranks share a model, in words for a table."""
     degrees = {"TP": job.tp, "PP": job.pp, "VP": job.vp, "SEP": job.sep, "CP": job.cp}
     degrees |= {f"stage{job.stage} over ": job.sharding_ranks, "DP": job.replicas}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
@@ -188,11 +191,11 @@ def shape(job: Job) -> str:
 
 
 def recompute_text(job: Job) -> str:
-    """What backward computes again, in words for a table."""
+    """Return what backward computes again, in words for a table."""
     return " + ".join(job.recomputed_modules) or job.recomputed
 
 
 def memory_text(job: Job) -> str:
-    """The same, and how many tokens the MLP takes at a time where these are not all."""
+    """Return the same, and how many tokens the MLP takes at a time where these are not all."""
     stored = ", SwiGLU's input in fp8" * job.stores_input_in_fp8
     return recompute_text(job) + stored + f", MLP in chunks of {job.chunk}" * job.mlp_in_chunks

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paddle_te.job import Job
 from paddle_te.planner.gpus import GPUS, Gpu
@@ -32,11 +33,11 @@ def all_that_ran() -> tuple[Ran, ...]:
     return tuple(_ran(**row) for row in json.loads(FILE.read_text(encoding="utf-8")))
 
 
-def _ran(gpu: str, model: dict, layout: dict, tokens_per_second: float) -> Ran:
+def _ran(gpu: str, model: dict[str, Any], layout: dict[str, Any], tokens_per_second: float) -> Ran:
     return Ran(GPUS[gpu], model_of_row(model), layout_of(**layout), tokens_per_second)
 
 
-def model_of_row(row: dict) -> Model:
+def model_of_row(row: dict[str, Any]) -> Model:
     """The Model that JSON has as its fields, without defaults. Older rows leave out the width of heads that divide
     `hidden`."""
     return Model(**{"head_dim": row["hidden"] // row["heads"]} | row)
@@ -60,11 +61,11 @@ def has_run(layout: Job) -> bool:
 
 
 @cache
-def _kinds() -> frozenset[tuple[tuple, str]]:
+def _kinds() -> frozenset[tuple[tuple[Any, ...], str]]:
     return frozenset((_kind(ran.layout), ran.gpu.title) for ran in all_that_ran())
 
 
-def _kind(layout: Job) -> tuple:
+def _kind(layout: Job) -> tuple[Any, ...]:
     """The ways in which ranks share a model, whatever their number, and what lies in host memory."""
     shared = (degree > 1 for degree in (layout.tp, layout.pp, layout.vp, layout.sep, layout.cp, layout.replicas))
     on_the_host = layout.offload_activations > 0, layout.offload_optimizer > 0

@@ -376,7 +376,7 @@ def _backward_in_chunks(model: Model, layout: Job, again: float, of_mlp: float) 
     weights = 2 * model.mlp_weights * fp8 + (0 if layout.amp_master_grad else 4 * model.mlp_weights)
     of_mlp = of_mlp * layout.chunk + weights + (again + (8 if full else 4) * h) * layout.tokens
     norm = 0 if "layernorm" in layout.recomputed_modules else (1 if fp8 else 2) * h
-    of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv
+    of_attention: float = (6 if full else 2) * h + norm * full + 4 * model.qkv
     if layout.fp8_dpa:
         of_attention += fp8_attention_workspace(model)
     else:

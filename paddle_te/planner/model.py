@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
@@ -49,8 +49,8 @@ class Model:
     pipeline: bool = True
 
     @classmethod
-    def of(cls, config) -> Model:
-        """From a configuration, as `configs.spec.spec_of` takes it."""
+    def of(cls, config: Any) -> Model:
+        """Return the Model of a configuration, as `configs.spec.spec_of` takes it."""
         spec = spec_of(config)
         attention, feed_forward = spec.layer.attention, spec.layer.feed_forward
         return cls(
@@ -135,7 +135,7 @@ class Model:
         return self.layers * self.layer_weights + outside + self.hidden * (2 if self.bias else 1)
 
 
-def check_size(config, source: str) -> None:
+def check_size(config: Any, source: str) -> None:
     """Raises ValueError, which begins with `source`, for a configuration, as `Model.of` takes it, of a model that no
     machine holds."""
     model = Model.of(config)

@@ -20,7 +20,7 @@ def spread(sizes: Sequence[float], fraction: float, least: float = LEAST) -> lis
     sizes: elements of the weights, in the model's order; those with fewer than `least` stay. Of equally large ones
     those at equal distances are chosen, so that copies come as evenly as backward goes through the layers.
     """
-    chosen, seen, moved = [False] * len(sizes), 0, 0
+    chosen, seen, moved = [False] * len(sizes), 0.0, 0.0
     for size in sorted({*sizes}, reverse=True):
         alike = [number for number, each in enumerate(sizes) if each == size]
         seen += size * len(alike)

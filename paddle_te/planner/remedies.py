@@ -25,7 +25,8 @@ def remedies(
     wanted: which layouts are possible. Both are empty where nothing fits.
     """
     asked = job.world, job.sequence, job.tokens_per_step
-    for change in ({}, FP8_BASE if job.lora else COMPACT):
+    smaller: dict[str, object] = {**(FP8_BASE if job.lora else COMPACT)}
+    for change in ({}, smaller):
         other = job.but(**change)
         try:
             found = search(model, gpu, *asked, other.precision, wanted, **kept(other))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from paddle_te.job import Job, fault
 from paddle_te.options.launcher import OVERLAPS
@@ -68,7 +69,7 @@ def search(
     tokens_per_step: int,
     precision: str,
     wanted: Callable[[Job], bool] = lambda layout: True,
-    **flags: object,
+    **flags: Any,
 ) -> Search:
     """The Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
 
@@ -80,7 +81,9 @@ def search(
     flags = by_flag(flags)
     if tokens_per_step % sequence:
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
-    found, fitting, least = False, {}, {}
+    found = False
+    fitting: dict[tuple[object, ...], Plan] = {}
+    least: dict[str, Plan] = {}
     every = layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags)
     for layout in _fitted(model, filter(wanted, every), gpu, flags):
         found = True
@@ -100,7 +103,7 @@ def search(
             f"no layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
             f"{tokens_per_step // sequence} sequences a step evenly; try another tokens_per_step"
         )
-    shapes = {each for each, *_ in fitting}
+    shapes = {kind[0] for kind in fitting}
     too_large = {each: plan for each, plan in least.items() if each not in shapes}
     return Search(sorted(fitting.values(), key=rank), too_large)
 
@@ -112,7 +115,7 @@ def _shown_apart(layout: Job) -> tuple[object, ...]:
 
 
 def layouts(
-    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: object
+    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: Any
 ) -> Iterator[Job]:
     """Those that the launcher accepts; of what is equally fast and large one."""
     for one in _optimizers(layout_of(gpus, sequence, precision=precision, **flags), flags):
@@ -126,7 +129,7 @@ def layouts(
                     yield from filter(_accepted, map(_with_what_is_stored, _of_memory(shared, flags)))
 
 
-def _optimizers(layout: Job, given: Container[str]) -> Iterator[Job]:
+def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
     """The layout with ordinary updates and with those in backward, unless the user or an adapter decides, and with the
     main gradients that the launcher keeps."""
     decided = "optimizer_in_backward" in given or layout.lora
@@ -136,7 +139,7 @@ def _optimizers(layout: Job, given: Container[str]) -> Iterator[Job]:
         yield one if "amp_master_grad" in given else one.but(amp_master_grad=one.keeps_main_gradients)
 
 
-def _of_memory(layout: Job, given: Container[str]) -> Iterator[Job]:
+def _of_memory(layout: Job, given: Collection[str]) -> Iterator[Job]:
     """The layout with all that backward may compute again, and with the loss at once and in chunks, unless the user has
     decided on these."""
     own = {name: getattr(layout, name) for each in (again(), in_chunks(0)) for name in each if name in given}
@@ -156,7 +159,7 @@ def _with_what_is_stored(layout: Job) -> Job:
     return layout.but(**stored_in_fp8(False)) if layout.input_again else layout
 
 
-def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Container[str]) -> Iterator[Job]:
+def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Collection[str]) -> Iterator[Job]:
     """Each layout that fits; in the place of one that does not, those that do with smaller states of the optimizer or
     with something in host memory; itself where nothing is enough. given: fields that the user has chosen."""
     for layout in every:
@@ -167,7 +170,7 @@ def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Container[str])
 
 
 def _made_smaller(
-    model: Model, layout: Job, memory: Memory, lack: float, gpu: Gpu, given: Container[str]
+    model: Model, layout: Job, memory: Memory, lack: float, gpu: Gpu, given: Collection[str]
 ) -> Iterator[Job]:
     """A layout that lacks so many bytes, with each kind of states, the plainest first, as it is or with as much in host
     memory as must be, up to the first kind with which it fits as it is."""
@@ -181,7 +184,7 @@ def _made_smaller(
         yield from _moved(model, smaller, states, lacks, gpu, given)
 
 
-def _states(layout: Job, given: Container[str]) -> Iterator[dict[str, str]]:
+def _states(layout: Job, given: Collection[str]) -> Iterator[dict[str, str]]:
     """How AdamW's states may be kept, the plainest first. With smaller moments the master weights are remainders, too,
     which lose nothing. An adapter's states are small anyhow."""
     moments = (layout.optim_moments,) if "optim_moments" in given or layout.lora else MOMENTS
@@ -191,7 +194,7 @@ def _states(layout: Job, given: Container[str]) -> Iterator[dict[str, str]]:
             yield {"optim_moments": kind, "master_weights": master}
 
 
-def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, given: Container[str]) -> Iterator[Job]:
+def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, given: Collection[str]) -> Iterator[Job]:
     """The layout with the activations of as many layers in host memory as must be, with as many hundredths of the
     optimizer's states, and with both: as many layers as computing hides, and states for the rest; where that is enough,
     and the user has not said how many. states: bytes that are on the device."""
@@ -206,7 +209,7 @@ def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, give
     yield from _states_moved(layout, states, lack, given)
 
 
-def _states_moved(layout: Job, states: float, lack: float, given: Container[str]) -> Iterator[Job]:
+def _states_moved(layout: Job, states: float, lack: float, given: Collection[str]) -> Iterator[Job]:
     hundredths = math.ceil(100 * (lack + OFFLOADED_AT_ONCE * state_bytes(layout)) / states)
     if "offload_optimizer" not in given and not layout.lora and hundredths <= 100:  # an adapter's weights are too small
         yield layout.but(offload_optimizer=hundredths / 100)

@@ -159,10 +159,10 @@ def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float
     again, times = layout.recomputed_modules, 0.0
     if layout.mlp_in_chunks:
         again = tuple({*again} - {"mlp", "mlp_act"})  # `chunks_ms` has them
-    norm, activation = 4 * model.hidden, 2 * model.fc1 + 2 * model.ffn  # bytes a token
+    norm, activation = 4 * model.hidden, 2.0 * model.fc1 + 2 * model.ffn  # bytes a token
     if layout.stores_input_in_fp8 and model.gated:  # with LoRA the gradient's kernel, which reads it anyhow, writes it
         activation = (0 if layout.lora else MXFP8 * model.fc1) + 2 * model.ffn
-    moved = 0
+    moved = 0.0
     if "layernorm" in again:
         moved += norm if "mlp" in again else 2 * norm
     if "mlp_act" in again:
@@ -285,7 +285,7 @@ def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
         return (forwards + 1) * (ring_ms(size, layout.sep, layout.tp, 2, gpu) + copied)
     kv, steps = 2 * layout.tokens * model.kv / layout.tp, layout.cp - 1
 
-    def shifts(size, count):
+    def shifts(size: float, count: int) -> float:
         return count * ring_ms(2 * size, 2, layout.tp, 1, gpu)  # all of it goes to one rank
 
     attention = attention_ms(model, layout, gpu) / layout.tp
@@ -318,7 +318,7 @@ def sharding_ms(local: float, layout: Job, gpu: Gpu) -> tuple[float, float]:
     messages = math.ceil(2 * local / gpu.bucket)
     stride = layout.tp * layout.pp * layout.sharing
 
-    def ring(bytes_each, ranks):
+    def ring(bytes_each: int, ranks: int) -> float:
         return ring_ms(bytes_each * local, ranks, stride, messages, gpu)
 
     replicas = 2 * ring(2, layout.replicas)  # all-reduce of bf16 gradients

@@ -24,7 +24,7 @@ def check_corpora(recipe):
 
 
 def _prefixes(input_dir):
-    return corpus.find_data(" ".join(_words(input_dir)))[1::2]
+    return corpus.prefixes_of(corpus.find_data(" ".join(_words(input_dir))))
 
 
 def _words(input_dir):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from paddle_te.data.records import DEV, TRAIN
 from paddle_te.job import Job, words
 from paddle_te.job.paddleformers import LINES, recompute_lines
+from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
@@ -89,8 +91,8 @@ _LAUNCHERS = {
 _NOT_THERE = ("nsys_profile", "PROFILER", "OVERLAP")
 
 
-def check_arguments(job, args: argparse.Namespace, device: str, nodes: Nodes) -> None:
-    """Raises LaunchError for what the launcher's arguments ask for and PaddleFormers has not.
+def check_arguments(job: JobModule, args: argparse.Namespace, device: str, nodes: Nodes) -> None:
+    """Raise LaunchError for what the launcher's arguments ask for and PaddleFormers does not have.
 
     Parallel degrees are not looked at: hosts/paddleformers says which ones it has.
     """
@@ -120,7 +122,7 @@ def _asks(option: Option, value: object) -> bool:
 
 
 def recipe_text(
-    job: str, args: argparse.Namespace, flags: dict, extra: list[str], device: str, start: Path, output: Path
+    job: str, args: argparse.Namespace, flags: dict[str, Any], extra: list[str], device: str, start: Path, output: Path
 ) -> str:
     """The recipe as JSON.
 
@@ -148,7 +150,7 @@ def recipe_text(
     return json.dumps(recipe, indent=1) + "\n"
 
 
-def _pretraining(args: argparse.Namespace, given: dict) -> dict:
+def _pretraining(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     return {
         "stage": "PT",
         "fine_tuning": "full",
@@ -162,7 +164,7 @@ def _pretraining(args: argparse.Namespace, given: dict) -> dict:
     }
 
 
-def _fine_tuning(args: argparse.Namespace, given: dict) -> dict:
+def _fine_tuning(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
     folder = Path(given["dataset_name_or_path"])
     files = {"train": questions(folder, TRAIN), "eval": questions(folder, DEV if given.get("do_eval") else TRAIN)}
     lora = given.get("lora", False)
@@ -183,7 +185,7 @@ def _fine_tuning(args: argparse.Namespace, given: dict) -> dict:
     }
 
 
-def _precision(args: argparse.Namespace, given: dict, device: str) -> dict:
+def _precision(args: argparse.Namespace, given: dict[str, Any], device: str) -> dict[str, Any]:
     half = given.get("bf16", False)
     return {
         "compute_type": "bf16" if half else "float32",
@@ -192,19 +194,19 @@ def _precision(args: argparse.Namespace, given: dict, device: str) -> dict:
     }
 
 
-def _attention(given: dict, device: str) -> str:
+def _attention(given: dict[str, Any], device: str) -> str:
     """Of PaddleFormers' own layers, which on a CPU keep documents apart with eager alone."""
     if device == "gpu":
         return "flashmask"
     return "eager" if given.get("reset_attention_mask") or given.get("zero_padding") else "sdpa"
 
 
-def _layout(args: argparse.Namespace) -> dict:
+def _layout(args: argparse.Namespace) -> dict[str, Any]:
     # PaddleFormers would shard over all ranks unless told not to
     return {"sharding": args.sharding_stage if args.FSDP > 1 else ""}
 
 
-def _resume(args: argparse.Namespace, output: Path) -> dict:
+def _resume(args: argparse.Namespace, output: Path) -> dict[str, Any]:
     """The checkpoint is named, as PaddleFormers by itself would take the newest one, complete or not."""
     checkpoint = find_checkpoint(str(args.resume_step), output)
     return {"resume_from_checkpoint": checkpoint, "overwrite_output_dir": True, "disable_tqdm": True}
@@ -225,7 +227,7 @@ def corpora(folder: str) -> str:
     return " ".join(f"1.0 {prefix}" for prefix in prefixes)
 
 
-def _typed(said: list[str]) -> dict[str, object]:
+def _typed(said: list[str]) -> dict[str, Any]:
     """{name: value} of a script's words, as JSON has them; a flag without a value is true."""
     try:
         found, others = words.read(said)

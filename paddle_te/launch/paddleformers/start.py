@@ -6,9 +6,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from paddle_te.configs.families import family_of, is_tied
-from paddle_te.data.tokenizer import load_tokenizer, portable_files
+from paddle_te.data.tokenizer import Tokenizer, load_tokenizer, portable_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.weights import safetensors
 from paddle_te.weights.config import convert_config
@@ -25,7 +26,7 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 def start_files(
-    args: argparse.Namespace, flags: dict, config: dict, folder: Path, device: str
+    args: argparse.Namespace, flags: dict[str, Any], config: dict[str, Any], folder: Path, device: str
 ) -> dict[Path, str | Path]:
     """{file of the folder: its text, or the file that it links to}.
 
@@ -58,7 +59,7 @@ def _positions(there: int, length: int) -> int:
     return max(there, length)
 
 
-def _hugging_face(config: dict) -> dict:
+def _hugging_face(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json in Hugging Face's words, which are PaddleFormers'."""
     if "transformers_version" in config or "torch_dtype" in config:
         return dict(config)
@@ -72,7 +73,7 @@ def _hugging_face(config: dict) -> dict:
 def _tokenizer(name: str) -> tuple[dict[str, str | Path], int]:
     """The tokenizer's files, and how many tokens it knows."""
     if name == "none":
-        return two_tokens(), 2
+        return {**two_tokens()}, 2
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise LaunchError(f"tokenizer_name: {name!r} is no folder, and PaddleFormers downloads no tokenizer here")
@@ -81,10 +82,11 @@ def _tokenizer(name: str) -> tuple[dict[str, str | Path], int]:
     except ValueError as error:
         raise LaunchError(f"tokenizer_name: {error}") from error
     if (folder / "tokenizer.json").is_file():
-        files = {path.name: path for path in folder.iterdir() if path.is_file() and _is_tokenizers(path)}
-    else:
-        files = portable_files(tokenizer)
-    return files, tokenizer.needed_rows
+        files = [path for path in folder.iterdir() if path.is_file() and _is_tokenizers(path)]
+        return {path.name: path for path in files}, tokenizer.needed_rows
+    if not isinstance(tokenizer, Tokenizer):
+        raise LaunchError(f"tokenizer_name: {folder} needs a tokenizer.json, which PaddleFormers reads")
+    return {**portable_files(tokenizer)}, tokenizer.needed_rows
 
 
 def _is_tokenizers(path: Path) -> bool:
@@ -109,7 +111,7 @@ def two_tokens() -> dict[str, str]:
     }
 
 
-def _weights(name: str, folder: Path, config: dict) -> dict[str, Path]:
+def _weights(name: str, folder: Path, config: dict[str, Any]) -> dict[str, Path]:
     """Links to the files of weights. Raises LaunchError unless they are this model's, under Hugging Face's names."""
     files = [path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)]
     try:
@@ -132,7 +134,7 @@ def _weights(name: str, folder: Path, config: dict) -> dict[str, Path]:
     return {path.name: path for path in files}
 
 
-def _read(path: Path) -> dict:
+def _read(path: Path) -> dict[str, Any]:
     return safetensors.read(path)
 
 

@@ -86,7 +86,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     orders, length, seed = [], data_args.max_seq_length, data_seed(training_args)
     if training_args.should_load_dataset:
         _check_index_builder()
-        _check_splits(data[1::2] or data, data_args, training_args, vocab_size)
+        _check_splits(corpus.prefixes_of(data), data_args, training_args, vocab_size)
         data = _where_orders_lie(data, data_args, training_args)
         orders = index_cache.orders_of(causal_dataset, data, counts, length, seed, data_args.split)
     if _makes_orders(data_args):
@@ -234,7 +234,7 @@ def _makes_orders(data_args):
 def _where_orders_lie(data, data_args, training_args):
     """The data as `find_data` returns them, with prefixes beside which PaddleNLP's orders of samples can be written:
     the data's own, or links to them."""
-    prefixes, cache = data[1::2] or data, data_args.data_cache
+    prefixes, cache = corpus.prefixes_of(data), data_args.data_cache
     if cache is None:
         if all(_writable(os.path.dirname(prefix) or ".") for prefix in prefixes):
             return data
