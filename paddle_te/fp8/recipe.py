@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from paddle_te.fp8.scaling import BlockScaling, GemmScalings, TensorScaling
 from paddle_te.options import LAYER_OPTIONS
+from paddle_te.options.option import NOT_NEGATIVE
 from paddle_te.options.scripts import Layers
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
@@ -31,12 +32,19 @@ def _check_format(fp8_format: object) -> None:
         raise ValueError(f"fp8_format={fp8_format!r}; it may be Format.HYBRID or Format.E4M3")
 
 
-def _check_options(recipe: Recipe, *names: str) -> None:
-    """Raise ValueError for fields with values that their options, named fp8_ and the field's name, do not allow."""
-    for name in names:
-        kind = LAYER_OPTIONS[f"fp8_{name}"].kind
-        if fault := kind.fault(getattr(recipe, name)):
-            raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be {fault}")
+def _check_margin(margin: object) -> None:
+    if type(margin) is not int or not 0 <= margin <= 18:
+        raise ValueError(f"margin={margin!r}; it must be a whole number from 0 to 18")
+
+
+def _check_algo(amax_compute_algo: object) -> None:
+    if amax_compute_algo not in ("max", "most_recent"):
+        raise ValueError(f"amax_compute_algo={amax_compute_algo!r}; it must be max or most_recent")
+
+
+def _check_history(length: object) -> None:
+    if fault := LAYER_OPTIONS["fp8_amax_history_len"].kind.fault(length):
+        raise ValueError(f"amax_history_len={length!r}; it must be {fault}")
 
 
 def _check_flags(recipe: Recipe, *names: str) -> None:
@@ -77,10 +85,10 @@ class DelayedScaling:
     Raises ValueError for anything else.
     """
 
-    margin: int = Layers.fp8_margin
+    margin: int = 0
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = Layers.fp8_amax_history_len
-    amax_compute_algo: str = Layers.fp8_amax_compute_algo
+    amax_compute_algo: str = "max"
     reduce_amax: bool = Layers.fp8_reduce_amax
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
@@ -90,7 +98,9 @@ class DelayedScaling:
 
     def __post_init__(self) -> None:
         _check_format(self.fp8_format)
-        _check_options(self, "margin", "amax_history_len", "amax_compute_algo")
+        _check_margin(self.margin)
+        _check_history(self.amax_history_len)
+        _check_algo(self.amax_compute_algo)
         _check_flags(self, "reduce_amax", "fp8_dpa", "fp8_dpa_bwd")
         if self.first_step not in ("current", "delayed"):
             raise ValueError(f"first_step={self.first_step!r}; it must be current or delayed")
@@ -144,15 +154,16 @@ class Float8BlockScaling:
     """
 
     fp8_format: Format = Format.E4M3
-    power_2_scale: bool = Layers.fp8_power_2_scale
-    amax_epsilon: float = Layers.fp8_amax_epsilon
+    power_2_scale: bool = True
+    amax_epsilon: float = 0.0
     fp8_dpa: bool = False
 
     kind: ClassVar[str] = "block"
 
     def __post_init__(self) -> None:
         _check_format(self.fp8_format)
-        _check_options(self, "amax_epsilon")
+        if fault := NOT_NEGATIVE.fault(self.amax_epsilon):
+            raise ValueError(f"amax_epsilon={self.amax_epsilon!r}; it must be {fault}")
         _check_flags(self, "power_2_scale")
         _check_no_attention(self)
 

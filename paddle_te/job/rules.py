@@ -89,13 +89,13 @@ def _needs(flag: str, example: str, *backends: str, why: str = "", others: str =
     )
 
 
-def _needs_evaluation(flag: str) -> Rule:
+def _needs_evaluation(flag: str, example: str) -> Rule:
     return Rule(
         lambda job: getattr(job, flag) and not job.evaluates,
         f"{{{flag}}} needs {{do_eval:true}}: nothing is evaluated without it",
         "",
-        f"--{flag} true",
-        f"--{flag} true --do_eval true",
+        f"--{flag} {example}",
+        f"--{flag} {example} --do_eval true",
     )
 
 
@@ -815,7 +815,8 @@ TRAINER_RULES = (
         host=PADDLENLP,
     ),
     Rule(_cannot_report, "{found}", "", "--report_to visualdl wandbee", "--report_to none"),
-    *map(_needs_evaluation, ("load_best_model_at_end", "early_stopping")),
+    _needs_evaluation("load_best_model_at_end", "true"),
+    _needs_evaluation("early_stopping_patience", "2"),
     Rule(
         lambda job: _metric(job) and _metric(job) not in METRICS[job.script] and " and ".join(METRICS[job.script]),
         "{metric_for_best_model}: evaluation gives {found}",

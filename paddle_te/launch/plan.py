@@ -214,6 +214,12 @@ def _training_script(args: argparse.Namespace) -> str:
     return str(script)
 
 
+# Paddle's variable for the ports in which rank 0 of several processes listens. Its own range, 35100:64000, overlaps
+# those that Linux takes connections' ends from (32768 to 60999): one of these may get the port before rank 0 listens on
+# it, or a rank that asks too early may reach itself.
+PORT_RANGE = "10000:19999"
+
+
 def _environment(
     args: argparse.Namespace, devices: Devices, nodes: Nodes, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
@@ -225,7 +231,7 @@ def _environment(
     if _one_process(devices, nodes):
         env |= devices.selected()
     if not _one_process(devices, nodes) and nodes.count == 1:
-        env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
+        env["PORT_RANGE"] = environ.get("PORT_RANGE") or PORT_RANGE
     if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM during which it runs
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if devices.by_uuid:  # nvidia-smi, by which UUIDs became numbers, counts in this order
@@ -261,14 +267,6 @@ def _deterministic(kind: str, environ: Mapping[str, str]) -> dict[str, str]:
                 f"DETERMINISTIC=1 sets {name}={value}, but the environment has {environ[name]!r}: unset it"
             )
     return DETERMINISTIC[kind]
-
-
-def _port_range(text: str, processes: int) -> str:
-    """What paddle.distributed.launch draws from: one port for rank 0 to listen on, and one to name each process by."""
-    first, last = map(int, text.split(":"))
-    if last - first < processes:
-        raise LaunchError(f"PORT_RANGE: {text} must hold {processes + 1} ports, for {processes} processes of a node")
-    return text
 
 
 def _profiling(args: argparse.Namespace, nodes: Nodes) -> dict[str, str]:

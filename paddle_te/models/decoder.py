@@ -18,7 +18,7 @@ from paddle.distributed import fleet
 
 from paddle_te.configs.spec import LayerSpec, ModelSpec, spec_of
 from paddle_te.distributed import fp8_group
-from paddle_te.fp8 import RECIPES, DelayedScaling, Format, fp8_autocast
+from paddle_te.fp8 import RECIPES, DelayedScaling, fp8_autocast
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
@@ -92,7 +92,6 @@ def fp8_recipe(config: Any) -> Recipe | None:
     if layers.fp8_recipe not in RECIPES:
         raise ValueError(f"fp8_recipe={layers.fp8_recipe!r}; it must be {LAYER_OPTIONS['fp8_recipe'].kind.words}")
     recipe, options = RECIPES[layers.fp8_recipe], asdict(layers)
-    options["fp8_format"] = None if layers.fp8_format is None else Format[layers.fp8_format]
     # a field's option has its name, behind fp8_; None leaves it to the recipe
     given = {field.name: options.get(f"fp8_{field.name.removeprefix('fp8_')}") for field in fields(recipe)}
     return recipe(**{name: value for name, value in given.items() if value is not None})

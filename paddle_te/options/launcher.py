@@ -82,16 +82,6 @@ DEGREE_OR_ALL = Kind(
 )
 
 
-def _read_port_range(text: str) -> str:
-    first, last = map(int, text.split(":")) if re.fullmatch(r"[0-9]{1,5}:[0-9]{1,5}", text) else (0, 0)
-    if not 0 < first < last < 65536:
-        raise ValueError(text)
-    return text
-
-
-PORT_RANGE = Kind(str, "the first and last port of a range, as 10000:19999", read=_read_port_range)
-
-
 def _read_devices(text: str) -> list[str]:
     names = text.split(",")
     if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", name) for name in names):
@@ -475,16 +465,6 @@ VARIABLES = (
         zh="MASTER 未给端口时使用",
         shown="6070; under Slurm by the job's number",
         shown_zh="6070；Slurm 下由作业号决定",
-    ),
-    # Paddle's own, 35100:64000, overlaps those that Linux takes connections' ends from (32768 to 60999): one of these
-    # may get the port before rank 0 listens on it, or a rank that asks too early may reach itself.
-    Option(
-        "PORT_RANGE",
-        PORT_RANGE,
-        "10000:19999",
-        "ports, first:last, in which rank 0 of several processes listens",
-        doc="where rank 0 of several processes on one node [listens](../../docs/cluster.md#without-slurm)",
-        zh="单机多进程时 rank 0 [监听](../../docs/cluster.md#without-slurm)的端口范围",
     ),
     Option(
         "IP_STR",

@@ -66,7 +66,6 @@ OPTIMIZER_DEFAULTS = {name: next(iter(kinds)) for name, kinds in OPTIMIZER.items
 # and each dimension leads in fprop, dgrad or wgrad; a block has 128 numbers.
 FP8_RECIPES = {"delayed": 16, "current": 16, "block": 128}
 DELAYED = {"fp8_recipe": "delayed"}
-BLOCK = {"fp8_recipe": "block"}
 # The parts of a decoder layer that backward can compute again; `layers.TransformerLayer` says what each one is
 RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 
@@ -144,40 +143,12 @@ class Layers:
         zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/fp8.md#scaling)",
         config=True,
     )
-    fp8_format: str | None = option(
-        choice("HYBRID", "E4M3"),
-        default=None,
-        help="HYBRID (e4m3 forward, e5m2 gradients) or E4M3. Default: HYBRID; E4M3 with block scaling.",
-        doc="`HYBRID`: e4m3 forward, e5m2 gradients; `E4M3`: e4m3 for both",
-        zh="`HYBRID`：前向 e4m3、梯度 e5m2；`E4M3`：两者均为 e4m3",
-        config=True,
-        shown="`HYBRID`, with block scaling `E4M3`",
-        shown_zh="`HYBRID`，block scaling 时为 `E4M3`",
-    )
     fp8_amax_history_len: int = option(
         HISTORY,
         default=1024,
         help="Steps of amax history (delayed scaling).",
         doc="steps, delayed scaling",
         zh="步数，delayed scaling",
-        config=True,
-        needs=DELAYED,
-    )
-    fp8_amax_compute_algo: str = option(
-        choice("max", "most_recent"),
-        default="max",
-        help="max of the history, or most_recent (delayed scaling).",
-        doc="of the history, or `most_recent`",
-        zh="取 history 的最大值，或 `most_recent`",
-        config=True,
-        needs=DELAYED,
-    )
-    fp8_margin: int = option(
-        whole(0, 18),
-        default=0,
-        help="Scales are fp8's maximum / amax / 2**margin, which leaves room for growing values (delayed scaling).",
-        doc="0 to 18; scales are fp8's maximum / amax / 2^margin, with room for growing values; delayed scaling",
-        zh="scale 为 fp8 的最大值 / amax / 2^margin，为增大的数值留出余量，0 到 18；delayed scaling",
         config=True,
         needs=DELAYED,
     )
@@ -191,27 +162,6 @@ class Layers:
         "每步不需要集合通信；不能与序列并行同用，多进程的运行不能恢复",
         config=True,
         needs=DELAYED,
-    )
-    fp8_power_2_scale: bool = option(
-        FLAG,
-        default=True,
-        help="Scales are rounded down to powers of 2 (block scaling); false: TE's "
-        "NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.",
-        doc="block scaling: scales are rounded down to powers of 2, which adds no rounding of its own; false: TE's "
-        "`NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`",
-        zh="block scaling：scale 向下取为 2 的幂，乘除 scale 不再引入舍入误差；false：TE 的 "
-        "`NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`",
-        config=True,
-        needs=BLOCK,
-    )
-    fp8_amax_epsilon: float = option(
-        NOT_NEGATIVE,
-        default=0.0,
-        help="The least amax of a block (block scaling).",
-        doc="block scaling: the least amax of a block, which bounds the scales of blocks of tiny numbers",
-        zh="block scaling：每个 block 的 amax 下限，用于限制数值极小的 block 的 scale",
-        config=True,
-        needs=BLOCK,
     )
     fp8_dpa: bool = option(
         FLAG,
@@ -538,29 +488,16 @@ class Run:
         shown="`--seed`",
         shown_zh="`--seed`",
     )
-    early_stopping: bool = option(
-        FLAG,
-        default=False,
-        help="End training when evaluation no longer improves; see early_stopping_patience.",
-        doc="ends training when `--metric_for_best_model`, by default the loss, no longer improves; "
-        "[what to know](../../docs/trainer.md#early-stopping)",
-        zh="`--metric_for_best_model`（默认为 loss）不再改善时结束训练；[说明](../../docs/trainer.md#early-stopping)",
-    )
-    early_stopping_patience: int = option(
+    early_stopping_patience: int | None = option(
         STEPS,
-        default=1,
-        help="Evaluations in a row without improvement after which early_stopping ends training.",
-        doc="evaluations in a row without improvement",
-        zh="连续未改善的评估次数",
-        needs={"early_stopping": True},
-    )
-    early_stopping_threshold: float = option(
-        NOT_NEGATIVE,
-        default=0.0,
-        help="By how much an evaluation must be better than the best one so far to count as an improvement.",
-        doc="an improvement is more than this",
-        zh="改善须超过该值",
-        needs={"early_stopping": True},
+        default=None,
+        help="End training after so many evaluations in a row without improvement. Default: it goes on.",
+        doc="ends training when `--metric_for_best_model`, by default the loss, has not improved in so many "
+        "evaluations in a row; [what to know](../../docs/trainer.md#early-stopping)",
+        zh="`--metric_for_best_model`（默认为 loss）连续这么多次评估未改善时结束训练；"
+        "[说明](../../docs/trainer.md#early-stopping)",
+        shown="off",
+        shown_zh="关闭",
     )
     save_in_background: bool = option(
         FLAG,

@@ -111,12 +111,12 @@ def test_fp8_does_not_resume_without_its_scales(monkeypatch, tmp_path, caplog):
 
 
 def test_another_recipe_is_refused_before_weights_are_made(monkeypatch, tmp_path, caplog):
-    flags = dict(transformer_engine_backend="paddle", use_fp8="true", fp8_amax_history_len=2, max_steps=1, save_steps=1)
-    run(monkeypatch, tmp_path, **flags, fp8_margin=2)
+    flags = dict(transformer_engine_backend="paddle", use_fp8="true", max_steps=1, save_steps=1)
+    run(monkeypatch, tmp_path, **flags, fp8_amax_history_len=2)
     monkeypatch.setattr(pretrain, "make_model", None)
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, tmp_path, **flags | dict(max_steps=2), fp8_margin=3, resume_from_checkpoint="auto")
-    assert stop.value.code == 2 and "--fp8_margin: 2 there, 3 here" in caplog.text
+        run(monkeypatch, tmp_path, **flags | dict(max_steps=2), fp8_amax_history_len=3, resume_from_checkpoint="auto")
+    assert stop.value.code == 2 and "--fp8_amax_history_len: 2 there, 3 here" in caplog.text
 
 
 @pytest.mark.parametrize("backend, wrong", [("paddle", "native"), ("none", "te")])

@@ -71,7 +71,6 @@ WRONG_VALUES = {
     "NNODES": ["0", "two"],
     "NODE_RANK": ["-1"],
     "MASTER_PORT": ["0"],
-    "PORT_RANGE": ["10000", "10000-19999", "0:9", "19999:10000", "60000:70000"],
     "PROFILE_START_STEP": ["0"],
     "PROFILE_EMIT_NVTX": ["on"],
 }
@@ -438,7 +437,6 @@ def test_several_devices():
     assert made.processes == 8
     assert made.env["PORT_RANGE"] == "10000:19999", "below the ephemeral ports"
     assert plan({**GPUS, "PORT_RANGE": "9000:9008"}).env["PORT_RANGE"] == "9000:9008"
-    assert refusal({**GPUS, "PORT_RANGE": "9000:9007"}).startswith("PORT_RANGE: 9000:9007 must hold 9 ports")
     on_cpu = plan({**CPU, "DEVICES": "0,1"}, TP=1, precision="fp32")
     assert words_before_script(on_cpu)[3:5] == ["--nproc_per_node", "2"]
 

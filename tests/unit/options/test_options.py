@@ -43,7 +43,6 @@ KINDS = {
     "switch": (launcher.SWITCH, ["1", "0", "true", "false"], ["yes", "2", "True", ""]),
     "boolean": (launcher.BOOLEAN, ["true", "false"], ["1", "True"]),
     "step": (launcher.STEP, ["none", "auto", "3", "0"], ["latest", "-1", "1.0"]),
-    "ports": (launcher.PORT_RANGE, ["10000:19999"], ["10000", "0:9", "9:8", "60000:70000", "1:2:3"]),
     "devices": (launcher.DEVICE_LIST, ["0", "0,3"], ["", "a", "0,0", "0,"]),
 }
 

@@ -59,7 +59,7 @@ def install_callbacks(trainer, exit_signal=None):
     callbacks[:0] = [ThroughputCallback.of(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
     callbacks.append(LastStepCallback())
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
-    if getattr(trainer.args, "early_stopping", False):
+    if getattr(trainer.args, "early_stopping_patience", None):
         callbacks.append(EarlyStoppingCallback())
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone

@@ -1,4 +1,4 @@
-"""--early_stopping: training ends when evaluation no longer improves.
+"""--early_stopping_patience: training ends when evaluation no longer improves.
 
 PaddleNLP's EarlyStoppingCallback forgets on a resume how often nothing has improved, and compares with the best
 checkpoint instead of the best evaluation. Here all evaluations stand in the Trainer's state (`evaluation_in`), which is
@@ -16,15 +16,15 @@ from paddle_te.weights.contents import read_state
 logger = logging.getLogger(__name__)
 
 
-def without_improvement(values, greater, threshold):
-    """How many values, from the last one backwards, are not better by more than `threshold` than the best before them.
+def without_improvement(values, greater):
+    """Return how many values, from the last one backwards, are not better than the best before them.
 
     greater: whether the greater one is the better one.
     """
     best, count = None, 0
     for value in values if greater else (-value for value in values):
-        count = 0 if best is None or value > best + threshold else count + 1
-        best = value if best is None or value > best else best
+        better = best is None or value > best
+        best, count = (value, 0) if better else (best, count + 1)
     return count
 
 
@@ -43,12 +43,12 @@ def _is_over(args, history):
     metric = _metric(args)
     values = [entry[f"eval_{metric}"] for entry in history or () if f"eval_{metric}" in entry]
     greater = METRICS[args.SCRIPT][metric] == "greater"
-    return without_improvement(values, greater, args.early_stopping_threshold) >= args.early_stopping_patience
+    return without_improvement(values, greater) >= args.early_stopping_patience
 
 
 def has_stopped(checkpoint, args):
     """Whether the run that saved a checkpoint ended with it, early, with these TrainingArguments too."""
-    if not args.early_stopping or not _is_over(args, read_state(checkpoint).log_history):
+    if args.early_stopping_patience is None or not _is_over(args, read_state(checkpoint).log_history):
         return False
     logger.info(f"{checkpoint}: {_in_words(args)}: the run has ended; nothing is trained or saved")
     return True

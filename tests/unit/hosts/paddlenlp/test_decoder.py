@@ -193,9 +193,8 @@ def test_a_pipelines_additive_mask_is_applied_and_passed_on(monkeypatch):
 
 def test_fp8_recipe_follows_the_flags():
     assert fp8_recipe(tiny_config()) is None
-    flags = dict(fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent", fp8_margin=3)
-    recipe = fp8_recipe(tiny_config(use_fp8=True, **flags))
-    assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "most_recent", 3)
+    recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_amax_history_len=16))
+    assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "max", 0)
     assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd and recipe.reduce_amax
     assert not fp8_recipe(tiny_config(use_fp8=True, fp8_reduce_amax=False)).reduce_amax
     recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_dpa=True, fp8_dpa_bwd=False))
@@ -204,8 +203,7 @@ def test_fp8_recipe_follows_the_flags():
         fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current", fp8_dpa=True))
     with pytest.raises(ValueError, match="fp8_recipe='other'; it must be one of delayed, current, block"):
         fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="other"))
-    block = tiny_config(use_fp8=True, fp8_recipe="block", fp8_power_2_scale=False, fp8_amax_epsilon=0.5)
-    assert fp8_recipe(block) == fp8.Float8BlockScaling(power_2_scale=False, amax_epsilon=0.5)
+    assert fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="block")) == fp8.Float8BlockScaling()
     assert fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current")).fp8_format is fp8.Format.HYBRID
 
 
