@@ -34,7 +34,7 @@ ROUTINGS = [
     Routing(2),
     Routing(8, pre_softmax=True),
     Routing(1, pre_softmax=True, scaling_factor=0.5),
-    Routing(8, "sigmoid", num_groups=8, group_topk=4, scaling_factor=2.5),
+    Routing(4, "sigmoid", num_groups=4, group_topk=2, scaling_factor=2.5),
 ]
 
 
