@@ -56,6 +56,11 @@ class Group:
         self._turn.acquire()
         return values
 
+    def take_greatest(self, x, op=None, group=None):
+        """Stands in for paddle.distributed.all_reduce of amaxes, in a rank's thread."""
+        assert group is self
+        paddle.assign(paddle.stack(self.exchange(int(threading.current_thread().name), x.clone())).max(0), x)
+
     def run(self, function):
         """[function(rank)] of all ranks."""
         results, device = {}, paddle.get_device()
@@ -69,7 +74,7 @@ class Group:
                 self._barrier.abort()
                 raise
 
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in self.ranks]
+        threads = [threading.Thread(target=main, args=(rank,), name=str(rank)) for rank in self.ranks]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -87,6 +92,13 @@ class Rank(TensorParallel):
 
     def reduce_scatter(self, x):
         return total(self.group.exchange(self.rank, x)).split(self.size)[self.rank].clone()
+
+    def all_to_all(self, x, sent=None, received=None):
+        splits = sent or [x.shape[0] // self.size] * self.size
+        parts = self.group.exchange(self.rank, x.split(splits) if sum(splits) else [x] * self.size)
+        mine = paddle.concat([part[self.rank] for part in parts])
+        assert received is None or mine.shape[0] == sum(received)
+        return mine
 
     def start_all_gather(self, x):
         return Pending(self.all_gather(x))

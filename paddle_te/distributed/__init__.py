@@ -1,6 +1,7 @@
-"""Tensor, sequence and context parallelism, random numbers, recompute, weights of overlapping sharding, objects."""
+"""Tensor, sequence, context and expert parallelism, random numbers, recompute, weights of sharding, objects."""
 
 from paddle_te.distributed.context_parallel import ContextParallel
+from paddle_te.distributed.expert_parallel import ExpertParallel
 from paddle_te.distributed.fp8_group import fp8_group
 from paddle_te.distributed.objects import gather_objects
 from paddle_te.distributed.random_numbers import random_numbers
@@ -10,6 +11,7 @@ from paddle_te.distributed.tensor_parallel import Pending, TensorParallel
 
 __all__ = [
     "ContextParallel",
+    "ExpertParallel",
     "Pending",
     "TensorParallel",
     "fp8_group",

@@ -109,6 +109,15 @@ class TensorParallel:
             raise ValueError(f"{x.shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
         return paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
 
+    def all_to_all(self, x: Tensor, sent: list[int] | None = None, received: list[int] | None = None) -> Tensor:
+        """Return the rows that all ranks send here, in the ranks' order.
+
+        sent, received: rows of x for each rank, and from each; None: as many for each.
+        """
+        out = paddle.empty([x.shape[0] if received is None else sum(received), *x.shape[1:]], x.dtype)
+        dist.stream.alltoall_single(out, x.contiguous(), received, sent, self.group, True, True)
+        return out
+
     def reduce_output(self, y: Tensor) -> Tensor:
         """Return the sum of a row-parallel GEMM's partial sums. y is overwritten without sequence parallelism."""
         return self.reduce_scatter(y) if self.sequence_parallel else self.all_reduce(y)

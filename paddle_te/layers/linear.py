@@ -104,10 +104,18 @@ class _Layer(BackendLayer):
         weight = self._create_vector(size, 0.0 if zero_centered_gamma else 1.0)
         bias = self._create_vector(size, 0.0) if normalization == "LayerNorm" else None
         for vector in (weight, bias):
-            if vector is not None and self.tp is not None and self.tp.sequence_parallel:
-                # each rank sees other tokens: the trainer sums this gradient over the group
-                mark_as_sequence_parallel_parameter(vector)
+            if vector is not None:
+                self.mark_if_tokens_are_split(vector)
         return weight, bias
+
+    def mark_if_tokens_are_split(self, parameter: Tensor) -> Tensor:
+        """Return a parameter that all tensor parallel ranks have.
+
+        Under sequence parallelism each uses it for other tokens: the trainer sums its gradient over them.
+        """
+        if self.tp is not None and self.tp.sequence_parallel:
+            mark_as_sequence_parallel_parameter(parameter)
+        return parameter
 
     def _create_vector(self, size: int, value: float) -> Tensor:
         return self.create_parameter(

@@ -61,6 +61,9 @@ class MoEOps(Protocol):
     def fork(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
         """Return x `count` times, for as many that read it; backward adds their gradients up."""
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x + y, of one shape and dtype."""
+
     def scaled_activate(self, x: Tensor, scales: Tensor, activation: str) -> Tensor:
         """Return activate(x) times float32 scales [tokens]."""
 

@@ -16,6 +16,7 @@ SCORE_FUNCTIONS = ("softmax", "sigmoid")
 BALANCING = ("aux_loss", "none")
 DROP_POLICIES = ("probs", "position")
 RECOMPUTE_MODULES = ("moe", "moe_act")
+DISPATCHERS = ("allgather", "alltoall")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ class MoEConfig(GemmSettings):
     moe_token_drop_policy: an expert keeps the tokens of the greatest "probs", or by "position" the first ones.
     moe_shared_expert_intermediate_size: of an MLP that all tokens go through besides; None: no such MLP.
     moe_shared_expert_gate: multiply its output by the sigmoid of a learnt product with the token.
+    set_parallel_mode: divide the experts over ranks, see `distributed.ExpertParallel`, and the shared MLP over those of
+        tensor parallelism. moe_token_dispatcher_type: how tokens come to the ranks that have their experts,
+        "allgather" or "alltoall"; see `token_dispatcher`. Tensor parallel ranks always gather them.
     bias: of the experts' GEMMs. activation, normalization, zero_centered_gamma, layernorm_epsilon, hidden_dropout,
-        output_layer_init_method: as TransformerLayer's. sequence_parallel: False.
+        output_layer_init_method, sequence_parallel: as TransformerLayer's.
     recompute_modules: what backward computes again: "moe", all of the layer, or "moe_act", the experts' activation.
     Raises ValueError for what does not fit together.
     """
@@ -80,6 +84,8 @@ class MoEConfig(GemmSettings):
     layernorm_epsilon: float = 1e-5
     hidden_dropout: float = 0.0
     output_layer_init_method: nn.initializer.Initializer | None = None
+    set_parallel_mode: bool = False
+    moe_token_dispatcher_type: str = "allgather"
     recompute_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,6 +94,7 @@ class MoEConfig(GemmSettings):
         one_of(SCORE_FUNCTIONS, moe_router_score_function=self.moe_router_score_function)
         one_of(BALANCING, moe_router_load_balancing_type=self.moe_router_load_balancing_type)
         one_of(DROP_POLICIES, moe_token_drop_policy=self.moe_token_drop_policy)
+        one_of(DISPATCHERS, moe_token_dispatcher_type=self.moe_token_dispatcher_type)
         one_of(FC1_WIDTHS, activation=self.activation)
         probability(hidden_dropout=self.hidden_dropout)
         for name in self.recompute_modules:
@@ -99,8 +106,6 @@ class MoEConfig(GemmSettings):
         """Yield what does not fit together, each in a line that says what to do."""
         experts, topk = self.num_moe_experts, self.moe_router_topk
         sigmoid = self.moe_router_score_function == "sigmoid"
-        if self.sequence_parallel:
-            yield "sequence_parallel: a mixture of experts takes whole sequences yet; leave it out"
         if not 1 <= topk <= experts:
             yield f"moe_router_topk={topk}: it must be from 1 to num_moe_experts, {experts}"
         if self.moe_router_enable_expert_bias and not sigmoid:

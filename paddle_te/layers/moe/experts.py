@@ -8,8 +8,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
+from paddle_te.distributed import ExpertParallel
 from paddle_te.fp8 import GemmQuantizers, get_autocast_state
-from paddle_te.layers.linear import _WithGemms
+from paddle_te.layers.linear import _WithGemms, local_size
 from paddle_te.layers.moe.config import GroupedLinearSettings, MoEConfig
 from paddle_te.layers.settings import GemmSettings, takes
 from paddle_te.ops.activations import FC1_WIDTHS
@@ -19,11 +20,11 @@ from paddle_te.ops.moe import ExpertWeights, MoEOps, get_moe_ops
 class _Grouped(_WithGemms):
     """Hold weights that are [experts, out, in]."""
 
-    def __init__(self, settings: GemmSettings) -> None:
+    def __init__(self, settings: GemmSettings, set_parallel_mode: bool = False) -> None:
         if get_autocast_state().stored_for is not None:
             raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
         get_moe_ops(settings.backend).check_experts(getattr(settings, "activation", "swiglu"), settings.bias)
-        super().__init__(settings)
+        super().__init__(settings, set_parallel_mode)
 
     @property
     def moe_ops(self) -> MoEOps:
@@ -76,22 +77,42 @@ class GroupedMLP(_Grouped):
 
     Parameters: fc1_weight [E, fc1 rows, hidden_size], of a gated activation an expert's gate rows and then its up rows,
     fc2_weight [E, hidden_size, moe_ffn_hidden_size]; with `bias` fc1_bias [E, fc1 rows] and fc2_bias
-    [E, hidden_size]. Arguments: MoEConfig's.
+    [E, hidden_size]. With set_parallel_mode E are this rank's experts. Arguments: MoEConfig's.
     """
 
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.set_parallel_mode)
         self.config = config
+        self.ep = ExpertParallel.from_fleet(self.tp) if config.set_parallel_mode else None
         experts, hidden, ffn = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
+        experts = experts if self.ep is None else self.ep.local_experts(experts)
         rows = FC1_WIDTHS[config.activation] * ffn
-        self.create_weight("fc1_weight", [experts, rows, hidden], config.init_method)
-        self.create_weight("fc2_weight", [experts, hidden, ffn], config.output_layer_init_method or config.init_method)
+        self._create_experts("fc1_weight", [experts, rows, hidden], config.init_method)
+        self._create_experts(
+            "fc2_weight", [experts, hidden, ffn], config.output_layer_init_method or config.init_method
+        )
         bias = config.bias
         self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
         self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
+        if self.ep is not None:
+            for parameter in self.parameters():
+                self.ep.mark(parameter)
+
+    def _create_experts(
+        self, name: str, shape: list[int], init_method: paddle.nn.initializer.Initializer | None
+    ) -> None:
+        """Make the weight `name`, other numbers on each rank that has other experts."""
+        self.create_weight(name, shape, init_method, split_axis=0)
+        if self.ep is None or self.ep.replicas is None:
+            return
+        # ranks may have the same seed: each draws as many numbers, and keeps those of its place
+        weight, draw = self._parameters[name], init_method or paddle.nn.initializer.Normal(0.0, 0.02)
+        for rank in range(1, self.ep.size):
+            draw(weight if rank <= self.ep.ranks.rank else paddle.empty_like(weight))
+        self.ep.same_on_replicas(weight)
 
     def forward(
         self,
@@ -125,29 +146,32 @@ class SharedExpertMLP(_WithGemms):
     """Compute the MLP of all tokens beside the experts.
 
     Parameters: fc1_weight, fc2_weight, with biases fc1_bias and fc2_bias, as LayerNormMLP's; with
-    moe_shared_expert_gate gate_weight [1, hidden_size]. Arguments: MoEConfig's.
+    moe_shared_expert_gate gate_weight [1, hidden_size]. Tensor parallel ranks divide the MLP, not the gate. Arguments:
+    MoEConfig's.
     """
 
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.set_parallel_mode)
         self.config = config
         hidden, ffn = config.hidden_size, config.moe_shared_expert_intermediate_size
         if ffn is None:
             raise ValueError("SharedExpertMLP needs moe_shared_expert_intermediate_size")
+        ffn = local_size(ffn, self.tp, "moe_shared_expert_intermediate_size")
         rows = FC1_WIDTHS[config.activation] * ffn
-        self.create_weight("fc1_weight", [rows, hidden], config.init_method)
-        self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method)
-        self.fc1_bias = self.create_bias(rows) if config.bias else None
+        self.create_weight("fc1_weight", [rows, hidden], config.init_method, 0)
+        self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method, 1)
+        self.fc1_bias = self.create_bias(rows, split=True) if config.bias else None
         self.fc2_bias = self.create_bias(hidden) if config.bias else None
         self.gate_weight = self._create_gate() if config.moe_shared_expert_gate else None
 
     def _create_gate(self) -> Tensor:
         initializer = self.config.init_method or paddle.nn.initializer.Normal(0.0, 0.02)
         shape = [1, self.config.hidden_size]
-        return self.create_parameter(shape, dtype=self.params_dtype, default_initializer=initializer)
+        gate = self.create_parameter(shape, dtype=self.params_dtype, default_initializer=initializer)
+        return self.mark_if_tokens_are_split(gate)
 
     def forward(self, x: Tensor, residual: Tensor | None = None, is_first_microbatch: bool | None = None) -> Tensor:
         """Compute [tokens, hidden_size] -> the same shape; residual: is added."""
@@ -165,7 +189,8 @@ class SharedExpertMLP(_WithGemms):
     def _gate(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the gate of each token, float32 [tokens]."""
         product = paddle.matmul(x.astype("float32"), weight.astype("float32"), transpose_y=True)
-        return F.sigmoid(product).squeeze(1)
+        gate = F.sigmoid(product)
+        return (gate if self.tp is None else self.tp.enter(gate)).squeeze(1)  # of the tokens that fc1 computes
 
     def _linear(
         self, x: Tensor, name: str, quantizers: GemmQuantizers | None, residual: Tensor | None = None
@@ -176,6 +201,8 @@ class SharedExpertMLP(_WithGemms):
             parameters[f"{name}_weight"],
             bias=parameters.get(f"{name}_bias"),
             residual=residual,
+            parallel_mode={"fc1": "column", "fc2": "row"}[name] if self.tp is not None else None,
+            tp=self.tp,
             quantizers=quantizers,
             fuse_wgrad_accumulation=self.config.fuse_wgrad_accumulation,
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 from paddle import Tensor
 
-from paddle_te.distributed import recompute
+from paddle_te.distributed import ExpertParallel, recompute
 from paddle_te.fp8 import bind_model
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import _Layer
 from paddle_te.layers.moe.config import MoEConfig, of_layer
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
 from paddle_te.layers.moe.router import TopKRouter
+from paddle_te.layers.moe.token_dispatcher import make_dispatcher
 from paddle_te.layers.settings import LayerSettings, takes
 from paddle_te.ops.norms import Norm
 
@@ -23,7 +24,7 @@ class MoELayer(_Layer):
 
     Parameters: ln_weight [hidden_size], LayerNorm's ln_bias, router.weight, the buffer router.expert_bias,
     experts.{fc1_weight, fc2_weight}, shared_experts.{fc1_weight, fc2_weight, gate_weight}; see TopKRouter, GroupedMLP
-    and SharedExpertMLP. Arguments: MoEConfig's.
+    and SharedExpertMLP. With set_parallel_mode ranks divide the experts. Arguments: MoEConfig's.
     """
 
     slot = "moe_layer"  # its name in a TransformerLayer
@@ -35,7 +36,7 @@ class MoELayer(_Layer):
 
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.set_parallel_mode)
         self.config = config
         self.dropout_in_training = config.hidden_dropout
         self.ln_weight, self.ln_bias = self.create_norm(
@@ -44,10 +45,13 @@ class MoELayer(_Layer):
         self.router, self.experts = TopKRouter.of(config), GroupedMLP.of(config)
         if config.moe_shared_expert_intermediate_size:
             self.shared_experts = SharedExpertMLP.of(config)
+        ep = ExpertParallel.from_fleet(self.tp) if config.set_parallel_mode else None
+        kind = config.moe_token_dispatcher_type if self.tp is None else "allgather"
+        self.dispatcher = None if ep is None else make_dispatcher(kind, ep)
         bind_model(self)
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
-        """Compute [..., hidden_size] -> the same shape and dtype.
+        """Compute [..., hidden_size] -> the same shape and dtype; under sequence parallelism this rank's tokens.
 
         is_first_microbatch: as TransformerLayer's.
         """
@@ -68,5 +72,12 @@ class MoELayer(_Layer):
         base = None if self.dropout else residual.reshape(z.shape)
         if of_shared:
             base = layers["shared_experts"](*of_shared, base, is_first_microbatch)
-        y = layers["experts"](of_experts, probs, routing_map, base, is_first_microbatch).reshape(x.shape)
-        return dropout_add(y, residual, self.dropout, None) if self.dropout else y
+        if self.dispatcher is None:
+            y = layers["experts"](of_experts, probs, routing_map, base, is_first_microbatch)
+        else:
+            arrived = self.dispatcher.dispatch(of_experts, probs, routing_map)
+            y = layers["experts"](arrived.tokens, arrived.probs, arrived.routing_map, None, is_first_microbatch)
+            y = self.dispatcher.combine(y, arrived)
+            y = y if base is None else self.router.moe_ops.add(base, y)
+        y = y.reshape(x.shape)
+        return dropout_add(y, residual, self.dropout, self.tp) if self.dropout else y

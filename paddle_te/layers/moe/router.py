@@ -9,7 +9,7 @@ import paddle.distributed as dist
 from paddle import Tensor, nn
 from paddle.distributed.communication.group import Group
 
-from paddle_te.layers.linear import BackendLayer
+from paddle_te.layers.linear import _Layer
 from paddle_te.layers.moe.auxiliary import MoEAuxLossAutoScaler
 from paddle_te.layers.moe.config import MoEConfig
 from paddle_te.layers.settings import takes
@@ -29,26 +29,28 @@ class RouterStatistics(NamedTuple):
     z_loss: Tensor | None = None
 
 
-class TopKRouter(BackendLayer):
+class TopKRouter(_Layer):
     """Route as Megatron-Core's router, in float32: x -> (probs, routing_map), see `ops.moe`.
 
     Parameters: weight [num_moe_experts, hidden_size]. With moe_router_enable_expert_bias the buffer expert_bias,
     float32 [num_moe_experts], which gets no gradient but `update_expert_bias`.
     In training its losses are added to the gradients of probs (`MoEAuxLossAutoScaler`).
+    Under sequence parallelism tokens are this rank's, and the losses are those of all ranks' tokens.
     statistics: the RouterStatistics of the last forward.
     """
 
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig) -> None:
-        super().__init__(config.backend)
+        super().__init__(config, config.set_parallel_mode)
         self.moe_ops.check_experts(config.activation, config.bias, config.moe_expert_capacity_factor is not None)
         self.config, self.routing = config, config.routing
         self.statistics: RouterStatistics | None = None
-        self.weight = self.create_parameter(
+        weight = self.create_parameter(
             [config.num_moe_experts, config.hidden_size],
-            dtype=config.params_dtype or paddle.get_default_dtype(),
+            dtype=self.params_dtype,
             default_initializer=config.init_method or nn.initializer.Normal(0.0, 0.02),
         )
+        self.weight = self.mark_if_tokens_are_split(weight)
         zeros = lambda: paddle.zeros([config.num_moe_experts], "float32")  # noqa: E731
         has_bias = config.moe_router_enable_expert_bias
         self.register_buffer("expert_bias", zeros() if has_bias else None)  # type: ignore[arg-type]  # Paddle takes None
@@ -66,10 +68,11 @@ class TopKRouter(BackendLayer):
             logits = _balanced(logits, self.routing.topk)
         probs, routing_map = self.moe_ops.route(logits, self.routing, self.expert_bias)
         tokens = routing_map.astype("float32").sum(0)
-        aux_loss, z_loss = self._losses(logits)
+        tp = self.tp if self.tp is not None and self.tp.sequence_parallel else None
+        aux_loss, z_loss = self._losses(logits if tp is None else tp.enter(logits))
         for loss in aux_loss, z_loss:
-            if loss is not None:
-                probs = MoEAuxLossAutoScaler.apply(probs, loss)
+            if loss is not None:  # under sequence parallelism each rank adds the same one's gradient
+                probs = MoEAuxLossAutoScaler.apply(probs, loss if tp is None else loss / tp.size)
         if self._tokens is not None and self.training and paddle.is_grad_enabled():  # not twice with recompute
             self._tokens.add_(tokens)
         probs, routing_map = self._limited(probs, routing_map)

@@ -106,6 +106,8 @@ def _products(x: Tensor, weight: Tensor, counts: Sequence[int], transpose_y: boo
         for rows, matrix in zip(_split(x, counts), weight.unbind(0), strict=True)
         if len(rows)
     ]
+    if not products:  # a rank may have no token's experts
+        return paddle.zeros([0, weight.shape[1 if transpose_y else 2]], x.dtype)
     return paddle.concat(products)
 
 

@@ -16,6 +16,7 @@ from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, row
 from paddle_te.ops.pd.linear import activate
 
 __all__ = [
+    "add",
     "balance_loss",
     "check_experts",
     "experts_mlp",
@@ -34,6 +35,11 @@ def check_experts(activation: str = "swiglu", bias: bool = False, capacity: bool
 def fork(x: Tensor, count: int) -> tuple[Tensor, ...]:
     """Return x `count` times; autograd adds the gradients up."""
     return (x,) * count
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Return x + y."""
+    return x + y
 
 
 def scaled_activate(x: Tensor, scales: Tensor, activation: str) -> Tensor:

@@ -16,6 +16,7 @@ from paddle_te.ops.te.recording import Op
 from paddle_te.ops.te.runtime import BYTE, FLOAT32, check_tensor, dense, dtype_code, view
 
 __all__ = [
+    "add",
     "balance_loss",
     "check_experts",
     "experts_mlp",
@@ -36,13 +37,33 @@ class _Fork(PyLayer):
 
     @staticmethod
     def backward(ctx, *grads):
-        rt, (first, *others) = runtime.current(), [dense(grad) for grad in grads]
-        code, n = dtype_code("a gradient", first), math.prod(first.shape)
-        total = rt.empty(first.shape, first.dtype)  # autograd may read the first one elsewhere, too
-        rt.te.memcpy_async(rt.view(total, (n,), code), rt.view(first, (n,), code), rt.stream)
-        for grad in others:
-            addition.add_to(rt.te, rt.stream, total.data_ptr(), grad.data_ptr(), n, code)
-        return total
+        return _sum([dense(grad) for grad in grads])
+
+
+def _sum(tensors):
+    """Their sum, in new memory: the first one may be read elsewhere, too."""
+    rt, (first, *others) = runtime.current(), tensors
+    code, n = dtype_code("a tensor", first), math.prod(first.shape)
+    total = rt.empty(first.shape, first.dtype)
+    rt.te.memcpy_async(rt.view(total, (n,), code), rt.view(first, (n,), code), rt.stream)
+    for other in others:
+        addition.add_to(rt.te, rt.stream, total.data_ptr(), other.data_ptr(), n, code)
+    return total
+
+
+class _Add(PyLayer):
+    @staticmethod
+    def forward(ctx, x, y):
+        return _sum([dense(x), dense(y)])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, view(gradient, gradient.shape)
+
+
+def add(x, y):
+    """x + y, in one kernel."""
+    return _Add.apply(x, y)
 
 
 def fork(x, count):
