@@ -169,10 +169,10 @@ class PlainTorch(TorchPeer):
         return {name: weight.grad for name, weight in self.weights.items()}
 
 
-def exact_results(make):
-    """results() of what make(a peer's class) returns, in float32 PyTorch with exact attention.
+def exact_results(make, exact=None):
+    """results() of what make(a peer's class) returns, in float32 PyTorch.
 
-    None, said on stderr, without PyTorch.
+    exact: the class; by default PlainTorch with exact attention. None, said on stderr, without PyTorch.
     """
     try:
         import torch
@@ -180,7 +180,7 @@ def exact_results(make):
         print(f"errors are not measured: {error}", file=sys.stderr)
         return None
     torch.backends.cuda.matmul.allow_tf32 = False
-    return make(partial(PlainTorch, exact_attention=True, dtype="float32")).results()
+    return make(partial(exact or partial(PlainTorch, exact_attention=True), dtype="float32")).results()
 
 
 class HuggingFace(TorchPeer):
@@ -298,7 +298,7 @@ FP8_RECIPES = {
 }
 
 
-def _recipe(module, precision, **options):
+def recipe_of(module, precision, **options):
     """An object of a module's recipe for a precision, otherwise with its defaults; None for bf16."""
     name = FP8_RECIPES.get(precision)
     return name and getattr(module, name)(**options)
@@ -333,7 +333,7 @@ class TETorch(TakesTEsArguments, TorchPeer):
 
         dims = self.dims
         self.precision = precision
-        self.recipe = _recipe(recipe, precision, fp8_dpa=fp8_dpa)
+        self.recipe = recipe_of(recipe, precision, fp8_dpa=fp8_dpa)
         self.autocast = te.autocast
         layout = "thd" if dims.documents > 1 else "bshd"
         self.layer = te_torch_layer(dims, self.dtype, self.device, layout, fuse_wgrad_accumulation=fuse_wgrad)
@@ -482,7 +482,7 @@ class PaddleTE(TakesTEsArguments, Peer):
         self.device, self.stream, self.before = start_on_paddles(device)
         # the other peers' beginning, so that all have the same histories; a cached one's first step never ends
         beginning = dict(first_step="delayed") if precision == "fp8_delayed" else {}
-        recipe = _recipe(fp8, precision, fp8_dpa=fp8_dpa, **beginning)
+        recipe = recipe_of(fp8, precision, fp8_dpa=fp8_dpa, **beginning)
         self.autocast = partial(fp8.fp8_autocast, True, recipe) if recipe else contextlib.nullcontext
         self.build(problem, backend, fuse_wgrad)
         self.x, self.dy = self._input(problem.x), self._input(problem.dy)

@@ -173,7 +173,7 @@ def _size_table(name, size):
             _ratio(peers.get(SPEEDUP_OVER), lambda other: other / median),
             _ratio(own, lambda other: median / other),
             "" if peer["peak_bytes"] is None else f"{peer['peak_bytes'] / 1e9:.2f}",
-            _error_cell(peer),
+            error_cell(peer),
             peer["note"],
         ]
 
@@ -185,7 +185,8 @@ def _ratio(other, ratio):
     return f"{ratio(other['step_ms']['median']):.2f}" if other and other["status"] == "ok" else ""
 
 
-def _error_cell(peer):
+def error_cell(peer):
+    """The errors of y, dx and the worst weight's gradient, marked where they are none of rounding."""
     error = peer["error"]
     if error is None:
         return "not measured: needs PyTorch"
