@@ -7,6 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+# Hosts come without types. What they give us is any of these in our signatures:
+HostConfig = Any  # a model's configuration, a PretrainedConfig
+HostModel = Any  # a model, or a pipeline's stage: a paddle.nn.Layer with a host's methods
+HostArguments = Any  # TrainingArguments, with the flags of ours that their class adds
+HostTrainer = Any  # a Trainer
+if TYPE_CHECKING:
+    HostClass = Any  # the base of what is mixed into a host's class, whose methods super() means
+else:
+    HostClass = object
 
 # {name of its package, of its folder in paddle_te/hosts and of the extra that installs it: what it is called}
 PADDLENLP, PADDLEFORMERS = "paddlenlp", "paddleformers"

@@ -1,19 +1,26 @@
 """The state of delayed scaling in a run's checkpoints, a file for each pipeline stage."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from paddle.nn import Layer
+
 from paddle_te import fp8
+from paddle_te.fp8.recipe import Recipe
+from paddle_te.host import HostArguments, HostConfig
 from paddle_te.models.decoder import fp8_recipe
 
 
-def scaled_recipe(config):
-    """The fp8 recipe of a decoder's configuration, if it has a state to keep; None otherwise."""
+def scaled_recipe(config: HostConfig) -> Recipe | None:
+    """Return the fp8 recipe of a decoder's configuration, if it has a state to keep; None otherwise."""
     recipe = fp8_recipe(config)
     return recipe if recipe and recipe.kind == "delayed" else None
 
 
-def save(folder, model, recipe, args, names):
-    """Writes this stage's state into a checkpoint: within a stage all ranks share amax, and so have the same scales.
+def save(
+    folder: str | Path, model: Layer, recipe: Recipe, args: HostArguments, names: Mapping[str, str] | None
+) -> None:
+    """Write this stage's state into a checkpoint: within a stage all ranks share amax, and so have the same scales.
 
     Collective. args: the host's TrainingArguments. names: of the stage's layers in the whole model.
     """

@@ -1,12 +1,17 @@
 """The learning rate of each step."""
 
 import logging
+from collections.abc import Callable, Mapping
+
+from paddle.optimizer.lr import LRScheduler
+
+from paddle_te.host import HostArguments
 
 logger = logging.getLogger(__name__)
 
 
-def annealing(kinds, args, least):
-    """Pretraining's schedule, which falls to the learning rate `least`. The hosts' other schedules begin at 0.
+def annealing(kinds: Mapping[str, Callable[..., LRScheduler]], args: HostArguments, least: float) -> LRScheduler:
+    """Return pretraining's schedule, which falls to the learning rate `least`. The hosts' other schedules begin at 0.
 
     kinds: {lr_scheduler_type: the host's class for it}. args: the host's TrainingArguments, which know their max_steps.
     Raises ValueError for another lr_scheduler_type.
@@ -23,8 +28,8 @@ def annealing(kinds, args, least):
     )
 
 
-def tell_long_warm_up(args, steps):
-    """Warns, in the job's first process, of a warm-up that such a number of steps ends before its end."""
+def tell_long_warm_up(args: HostArguments, steps: int) -> None:
+    """Warn, in the job's first process, of a warm-up that such a number of steps ends before its end."""
     if args.warmup_steps > steps and args.process_index == 0:
         logger.warning(
             f"warmup_steps {args.warmup_steps} is more than the {steps} steps of this run: the learning rate rises "

@@ -6,12 +6,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
 
+from paddle_te.host import HostArguments
 from paddle_te.runs.checkpoints import STOPPED_MARK
-from paddle_te.training.callback import Callback
+from paddle_te.training.callback import Callback, Control, State
 
 logger = logging.getLogger(__name__)
 
@@ -30,20 +33,20 @@ class ExitSignalCallback(Callback):
     Make it after Paddle is imported and before what takes long: until then the signal ends the process.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received = False  # by this rank
         self.stopping = False  # all ranks
-        self._terminated = None  # time.monotonic of the first SIGTERM
+        self._terminated: float | None = None  # time.monotonic of the first SIGTERM
         self._pid = os.getpid()
         for signum, handler in ((signal.SIGUSR1, self._receive), (signal.SIGTERM, self._terminate)):
             signal.signal(signum, handler)  # stays: the sender may repeat itself while the last files are written
             # Python ends before its libraries do, and leaves them the signal's default, which kills
             atexit.register(signal.signal, signum, signal.SIG_IGN)
 
-    def _receive(self, signum, frame):
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = True
 
-    def _terminate(self, signum, frame):
+    def _terminate(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         first = self._terminated is None or now - self._terminated < SAME_MOMENT
         if os.getpid() != self._pid or not first:  # a process that was forked off, whose end its parent wants
@@ -52,7 +55,7 @@ class ExitSignalCallback(Callback):
         self._terminated = self._terminated or now
         self.received = True
 
-    def _agreed(self, world_size):
+    def _agreed(self, world_size: int) -> bool:
         received = self.received  # a signal that comes during the all-reduce is for the next step
         if world_size > 1:
             flag = paddle.to_tensor([float(received)])
@@ -60,16 +63,16 @@ class ExitSignalCallback(Callback):
             received = bool(flag.item())
         return received
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             (Path(args.output_dir) / STOPPED_MARK).unlink(missing_ok=True)
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         self.stopping = self._agreed(args.world_size)
         if self.stopping:
             logger.info(f"asked to stop by a signal: saving a checkpoint of step {state.global_step}")
             control.should_log = control.should_save = control.should_training_stop = True
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.stopping and state.global_step < state.max_steps and state.is_world_process_zero:
             (Path(args.output_dir) / STOPPED_MARK).write_text(f"{state.global_step}\n")

@@ -5,21 +5,23 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import paddle
 
 from paddle_te import device
+from paddle_te.host import HostArguments, HostConfig
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.planner import Model
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.runs.lines import samples_of_step
-from paddle_te.training.callback import Callback
+from paddle_te.training.callback import Callback, Control, State
 
 
-def model_flops_per_token(config):
-    """Floating-point operations that training needs per token, forward and backward, recomputation not counted.
+def model_flops_per_token(config: HostConfig) -> int:
+    """Return the floating-point operations that training needs per token, forward and backward, without recomputation.
 
     6 per weight that is multiplied (2 forward, 4 backward; the embedding's lookup has none) and
     12·L·H·Q·T for attention's two products, not halved for the causal mask.
@@ -36,7 +38,7 @@ def model_flops_per_token(config):
 # Part of the device's name: dense bf16 and fp8 TFLOP/s. The first match counts. From NVIDIA's data sheets of each
 # product, whose figures with sparsity are twice as large (GB200, GB300: the NVL72's, B200, B300: the HGX's, per GPU);
 # of the H20 there is none: as sellers give it.
-PEAK_TFLOPS = {
+PEAK_TFLOPS: dict[str, tuple[float, float | None]] = {
     "GB300": (2500, 5000),
     "GB200": (2500, 5000),
     "B300": (2250, 4500),
@@ -56,13 +58,13 @@ PEAK_TFLOPS = {
 }
 
 
-def peak_tflops(name, fp8=False):
-    """What a device of that name computes a second at most in the GEMMs' precision; None for an unknown one."""
+def peak_tflops(name: str, fp8: bool = False) -> float | None:
+    """Return what a device of that name computes a second at most in the GEMMs' precision; None for an unknown one."""
     return next((peaks[fp8] for part, peaks in PEAK_TFLOPS.items() if part in name), None)
 
 
-def device_name():
-    """The GPU's name as NVIDIA's driver says it, such as "NVIDIA H200"; for other devices their kind, such as "cpu"."""
+def device_name() -> str:
+    """Return the GPU's name as NVIDIA's driver says it, such as "NVIDIA H200"; for others their kind, such as "cpu"."""
     if device.compute_capability() is None:
         return device.kind()
     name, number = ctypes.create_string_buffer(96), int(paddle.device.get_device().partition(":")[2])
@@ -70,15 +72,15 @@ def device_name():
     return name.value.decode()
 
 
-def run_name(config):
-    """The backend's short name, none, pd or te, with -fp8 where it runs in fp8."""
+def run_name(config: HostConfig) -> str:
+    """Return the backend's short name, none, pd or te, with -fp8 where it runs in fp8."""
     layers = LayerOptions.of(config)
     name = next(short for short, backend in BACKENDS.items() if backend == layers.transformer_engine_backend)
     return f"{name}-fp8" if layers.use_fp8 else name
 
 
-def exact_loss(loss, steps):
-    """The loss as it was before the Trainer rounded it to 8 decimals.
+def exact_loss(loss: float, steps: int) -> float:
+    """Return the loss as it was before the Trainer rounded it to 8 decimals.
 
     One step's loss is a float32, whose neighbours lie more than 1e-8 apart from 0.125 upwards: there the rounded
     value names exactly one float32. Below, and for a mean over several steps, the error stays under 5e-9.
@@ -86,8 +88,8 @@ def exact_loss(loss, steps):
     return float(np.float32(loss)) if steps == 1 else loss
 
 
-def _step_of(line):
-    """The step of a log's line; None for one that a crash or a full disk has cut short."""
+def _step_of(line: str) -> int | None:
+    """Return the step of a log's line; None for one that a crash or a full disk has cut short."""
     try:
         return json.loads(line)["step"]
     except (ValueError, TypeError, KeyError):
@@ -95,7 +97,7 @@ def _step_of(line):
 
 
 class ThroughputCallback(Callback):
-    """Measures speed and memory, adds them to the Trainer's logs and writes `output_dir`/train_log.jsonl.
+    """Measure speed and memory, add them to the Trainer's logs and write `output_dir`/train_log.jsonl.
 
     A line per logging interval, from the first process of the job:
     `{"step", "loss", "lr", "tokens_per_second", "step_time", "peak_memory_bytes"}`, the loss with all its digits,
@@ -112,34 +114,36 @@ class ThroughputCallback(Callback):
         flops_per_token: `model_flops_per_token`. peak: the device's in the GEMMs' precision, TFLOP/s. None: not known.
     """
 
-    def __init__(self, backend, seq_length, flops_per_token=None, peak=None):
+    def __init__(
+        self, backend: str, seq_length: int, flops_per_token: float | None = None, peak: float | None = None
+    ) -> None:
         self.backend, self.seq_length, self.flops_per_token, self.peak = backend, seq_length, flops_per_token, peak
         self.last_step = 0
         self.steps = 0  # computed since the last log
         self.skipped = 0  # steps that were left out, of a resumed run those before too
         self.unlogged = 0  # of them, since the last line of the log
         self.busy = 0.0  # seconds of training since the last log
-        self.mark = None  # perf_counter up to which `busy` has counted
-        self.rate = None  # of the last update; the scheduler has the next one's when the Trainer logs
-        self.records = []
+        self.mark: float | None = None  # perf_counter up to which `busy` has counted
+        self.rate: float | None = None  # of the last update; the scheduler has the next one's when the Trainer logs
+        self.records: list[dict[str, Any]] = []
 
     @classmethod
-    def of(cls, config):
-        """For a model of PaddleNLP's configuration; its seq_length says how long a sample is."""
+    def of(cls, config: HostConfig) -> Self:
+        """Return the callback for a model of PaddleNLP's configuration; its seq_length says how long a sample is."""
         peak = peak_tflops(device_name(), LayerOptions.of(config).use_fp8)
         return cls(run_name(config), config.seq_length, model_flops_per_token(config), peak)
 
-    def _count_time(self):
+    def _count_time(self) -> None:
         now = time.perf_counter()
-        self.busy += now - self.mark
+        self.busy += now - (now if self.mark is None else self.mark)
         self.mark = now
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         self.last_step, self.steps, self.busy, self.mark, self.records = state.global_step, 0, 0.0, None, []
         if state.is_world_process_zero:
             self._start_log(Path(args.output_dir) / TRAIN_LOG)
 
-    def _start_log(self, path):
+    def _start_log(self, path: Path) -> None:
         kept = []
         if self.last_step and path.exists():
             lines = path.read_text(errors="replace").splitlines()
@@ -150,23 +154,28 @@ class ThroughputCallback(Callback):
         partial.write_text("".join(line + "\n" for line in kept))
         partial.replace(path)
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.mark is None:
             self.mark = time.perf_counter()
 
-    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_optimizer_begin(
+        self, args: HostArguments, state: State, control: Control, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         self.rate = optimizer.get_lr()
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         self._count_time()
         self.steps += 1
 
-    def _skip_time(self, args, state, control, **kwargs):
+    def _skip_time(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         self.mark = time.perf_counter()
 
     on_save = on_evaluate = _skip_time
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self, args: HostArguments, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        logs = {} if logs is None else logs
         steps, left_out = self.steps, logs.get("skipped_steps", 0)
         self.skipped, self.unlogged = self.skipped + left_out, self.unlogged + left_out
         if "loss" not in logs or not steps:  # an evaluation's log, or the run's closing one
@@ -202,15 +211,15 @@ class ThroughputCallback(Callback):
             with open(Path(args.output_dir) / TRAIN_LOG, "a") as log:
                 log.write(json.dumps(record) + "\n")
 
-    def _utilization(self, tokens_per_second, args):
-        """{"model_tflops_per_device", "mfu": their share of the device's peak}, of these what is known."""
+    def _utilization(self, tokens_per_second: float, args: HostArguments) -> dict[str, float]:
+        """Return {"model_tflops_per_device", "mfu": their share of the device's peak}, of these what is known."""
         if self.flops_per_token is None:
             return {}
         tflops = tokens_per_second / args.world_size * self.flops_per_token / 1e12
         return {"model_tflops_per_device": tflops} | ({"mfu": tflops / self.peak} if self.peak else {})
 
-    def _steady_step_time(self):
-        """Mean seconds of the steps after the first interval (the last may have fewer), or of that one alone."""
+    def _steady_step_time(self) -> float:
+        """Return the mean seconds of the steps after the first interval, or of those of the only one."""
         if len(self.records) == 1:
             return self.records[0]["step_time"]
         ends = [record["step"] for record in self.records]
@@ -218,7 +227,7 @@ class ThroughputCallback(Callback):
         seconds = [count * record["step_time"] for count, record in zip(counts, self.records[1:], strict=True)]
         return sum(seconds) / sum(counts)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if not self.records or not state.is_world_process_zero:
             return
         step_time = self._steady_step_time()

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "layers": LAYERS | {"options"},
     "weights": {"commands", "configs", "files", "manifest", "options", "outputs", "table", "typed"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
-    "training": {"device", "fp8", "distributed", "models", "native", "options", "planner", "runs"},
+    "training": {"device", "fp8", "distributed", "host", "models", "native", "options", "planner", "runs"},
     "hosts": LAYERS
     | {
         "job",
