@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from paddle_te.job.record import Job
-from paddle_te.options.launcher import FLAGS
+from paddle_te.options.launcher import NAMES
 from paddle_te.options.scripts import BACKENDS
 
 
@@ -71,18 +71,13 @@ def word(value: object) -> str:
 SCRIPT = Door()
 _HALF: dict[object, str] = {True: "bf16", False: "fp32"}
 LAUNCHER = Door(
-    names={flag: Name(name) for name, flag in FLAGS.items()}
+    names={flag: Name(name) for flag, name in NAMES.items()}
     | {
         "transformer_engine_backend": Name("backend", {flag: name for name, flag in BACKENDS.items()}),
         "use_fp8": Name("precision", {True: "fp8", False: "bf16"}),
         "bf16": Name("precision", _HALF),
         "recompute": Name("recompute", {False: "none", True: "full"}),
         "recompute_granularity": Name("recompute"),
-        "sharding": Name("sharding_stage"),
-        "device": Name("DEVICE"),
-        "model_name_or_path": Name("model_name"),
-        "learning_rate": Name("LEARNING_RATE"),
-        "max_length": Name("max_seqlen"),
         "resume_from_checkpoint": Name("resume_step"),
         "lora": Name("method", {True: "lora", False: "full"}),
     },

@@ -20,13 +20,13 @@ from paddle_te.options.removed import check_removed
 def common(options: Iterable[Option], args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
     """Flags for layout, layers and precision, in PaddleNLP's names; None leaves one out.
 
-    options: the job's own. Of these and those of all jobs the ones with a `flag` are passed on as they are.
+    options: the job's own. Of these and those of all jobs some are `passed` on as they are.
     """
     half = args.precision == "bf16" or args.precision == "fp8" and device != "cpu"  # there pd emulates it in float32
     flags = {
         "device": device,
         "do_train": 1,
-        **{option.flag: _number(getattr(args, option.name)) for option in (*options, *VARIABLES) if option.flag},
+        **{option.flag: _number(getattr(args, option.name)) for option in (*options, *VARIABLES) if option.passed},
         "per_device_eval_batch_size": args.batch_size_per_device,
         "sharding": args.sharding_stage if args.FSDP > 1 else None,
         "transformer_engine_backend": BACKENDS[args.backend],

@@ -20,28 +20,18 @@ from paddle_te import recipes
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS
-from paddle_te.options.launcher import AUTO, FINETUNE, FINETUNE_VARIABLES, PRETRAIN, PRETRAIN_VARIABLES, VARIABLES
+from paddle_te.options.launcher import (
+    AUTO,
+    COMBINED,
+    FINETUNE,
+    FINETUNE_VARIABLES,
+    PRETRAIN,
+    PRETRAIN_VARIABLES,
+    VARIABLES,
+)
 from paddle_te.options.paddlenlp import without_unsupported
 
 PRINT_CONFIG = "--print-config"
-# PaddleNLP's name: the launcher's, where they mean the same and `Option.flag` does not say so
-_RENAMED = {
-    "model_name_or_path": "model_name",
-    "tokenizer_name_or_path": "tokenizer_name",
-    "dataset_name_or_path": "dataset",
-    "input_dir": "DATA_PATH",
-    "mock_data": "MOCK_DATA",
-    "te_init_weight_path": "init_weight",
-    "learning_rate": "LEARNING_RATE",
-    "device": "DEVICE",
-    "output_dir": "output",
-}
-# The launcher's argument: PaddleNLP's flags that say it together
-_COMBINED = {
-    "precision": ("bf16", "fp16", "use_fp8", "fp16_opt_level"),
-    "recompute": ("recompute", "recompute_granularity"),
-    "sharding_stage": ("sharding",),
-}
 # What belongs to this start and not to the run
 _OF_THIS_START = {"DRY_RUN", "OVERWRITE", "NODE_RANK", "MASTER", "MASTER_PORT", "IP_STR"}
 _LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETUNE, *FINETUNE_VARIABLES, *VARIABLES)}
@@ -152,8 +142,7 @@ class _Translation:
                 self._put(key, value)
 
     def _put(self, key: str, value: object) -> None:
-        name = self.by_flag.get(key) or _RENAMED.get(key, key)
-        name = "OUTPUT_DIR" if key == "output_dir" and "OUTPUT_DIR" in self.options else name
+        name = self.by_flag.get(key, key)
         of_paddlenlp = key == "sharding" or key == "recompute" and _text(value).lower() in ("true", "false", "1", "0")
         if key == "transformer_engine_backend":
             names = {flag: backend for backend, flag in BACKENDS.items()}
@@ -171,7 +160,7 @@ class _Translation:
 
     def update(self, other: _Translation) -> None:
         """Take what the other says, where both say something, in whichever words."""
-        for name, flags in _COMBINED.items():
+        for name, flags in COMBINED.items():
             if name in other.arguments or other.flags.keys() & set(flags):
                 self.arguments.pop(name, None)
             if name in other.arguments:

@@ -7,28 +7,39 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from paddle_te.host import HOSTS
 from paddle_te.options.option import (
-    MICRO_BATCHES,
+    FLAG,
     PATH,
     PATH_OR_EMPTY,
-    POSITIVE,
     RANKS,
     SECONDS,
-    SEQUENCES,
     STEP_TOKENS,
     STEPS,
     STEPS_OR_NONE,
     TEXT,
-    TOKENS,
     Kind,
     Limits,
     Option,
     choice,
+    options_of,
     whole,
 )
-from paddle_te.options.scripts import BACKENDS, LORA_TARGETS, VIRTUAL_STAGES
+from paddle_te.options.scripts import (
+    BACKENDS,
+    LORA_TARGETS,
+    FinetuneData,
+    FinetuneModel,
+    Layers,
+    Memory,
+    Optimizer,
+    Parallelism,
+    PretrainData,
+    PretrainModel,
+    Run,
+)
 
 
 def _yes_or_no(*words: str) -> Kind:
@@ -96,76 +107,102 @@ DEVICE_LIST = Kind(
     list, "different device numbers with commas between, as 0,1,2,3, or GPUs' UUIDs, as GPU-8f2e", read=_read_devices
 )
 
+_SCRIPTS = {
+    option.name: option
+    for option in options_of(
+        Layers, Parallelism, Memory, Optimizer, Run, PretrainModel, PretrainData, FinetuneModel, FinetuneData
+    )
+}
+
+
+def _as(name: str, flag: str, **changes: Any) -> Option:
+    """Return the script's option under the launcher's name for it. changes: what the launcher has otherwise."""
+    own = {"name": name, "flag": flag, "config": False, "needs": {}, "source": ""}
+    own |= {"shown": "", "shown_zh": ""} if "default" in changes else {}
+    return _SCRIPTS[flag].but(**own | changes)
+
+
+def _variable(flag: str, **changes: Any) -> Option:
+    """Return the script's option as a variable, whose name is the flag's in capitals; what is on or off is 1 or 0."""
+    on_or_off = {"kind": SWITCH, "default": "0"} if _SCRIPTS[flag].kind is FLAG else {}
+    return _as(flag.upper(), flag, **on_or_off | changes)
+
+
 # Of a fine-tuning run: the LoRA targets of each method
 METHODS = {"full": None, **{"lora" if targets == "all" else f"lora-{targets}": targets for targets in LORA_TARGETS}}
 
 # What several jobs have. `_shared` gives each its own defaults.
 _SHARED = (
-    Option(
+    _as(
         "batch_size_per_device",
-        SEQUENCES,
+        "per_device_train_batch_size",
         help="sequences a device takes at a time (micro-batch)",
         doc="sequences of a micro-batch",
         zh="一个 micro-batch 的序列数",
-        flag="per_device_train_batch_size",
+        passed=True,
     ),
-    Option(
+    _as(
         "FSDP",
-        DEGREE_OR_ALL,
+        "sharding_parallel_degree",
+        kind=DEGREE_OR_ALL,
         help="devices that share optimizer state, gradients, weights (see sharding_stage), or all",
         doc="`--sharding_parallel_degree`; `all`: over all devices that TP and PP leave",
         zh="即 `--sharding_parallel_degree`；`all`：TP 和 PP 之外的所有设备",
-        flag="sharding_parallel_degree",
+        passed=True,
     ),
-    Option(
+    _as(
         "TP",
-        RANKS,
+        "tensor_parallel_degree",
+        kind=RANKS,
         help="tensor parallel degree",
         doc="tensor parallel degree; 1 on a single device",
         zh="张量并行度；单卡时填 1",
-        flag="tensor_parallel_degree",
+        passed=True,
     ),
-    Option("PP", RANKS, help="pipeline parallel degree", zh="流水线并行度", flag="pipeline_parallel_degree"),
-    Option(
+    _as("PP", "pipeline_parallel_degree", kind=RANKS, help="pipeline parallel degree", zh="流水线并行度", passed=True),
+    _as(
         "VP",
-        VIRTUAL_STAGES,
+        "virtual_pp_degree",
         help="virtual pipeline stages of a device",
         doc="virtual pipeline stages of a device (Megatron's interleaved schedule)",
         zh="每个设备的虚拟流水线段数（Megatron 的交错调度）",
-        flag="virtual_pp_degree",
+        passed=True,
     ),
-    Option(
+    _as(
         "GA",
-        MICRO_BATCHES,
+        "gradient_accumulation_steps",
         help="gradient accumulation: micro-batches of a step",
         doc="micro-batches of a step",
         zh="每步的 micro-batch 数（梯度累积）",
-        flag="gradient_accumulation_steps",
+        passed=True,
     ),
-    Option(
+    _as(
         "SP",
-        BOOLEAN,
+        "sequence_parallel",
+        kind=BOOLEAN,
         help="sequence parallel: true, false",
         doc="`true`: sequence parallel",
         zh="`true`：序列并行",
-        flag="sequence_parallel",
+        passed=True,
     ),
-    Option("max_seqlen", TOKENS, help="tokens of a sequence", zh="序列的 token 数", flag="max_seq_length"),
-    Option(
+    _as("max_seqlen", "max_seq_length", help="tokens of a sequence", zh="序列的 token 数", passed=True),
+    _as(
         "sharding_stage",
-        choice("stage1", "stage2", "stage3"),
+        "sharding",
+        kind=choice("stage1", "stage2", "stage3"),
         help="what FSDP shards; ignored with FSDP 1",
         doc="`stage1`, `stage2`, `stage3`; without effect when FSDP is 1",
         zh="`stage1`、`stage2`、`stage3`；FSDP 为 1 时不起作用",
-        flag="sharding",
+        passed=True,
     ),
-    Option(
+    _as(
         "backend",
-        choice(*BACKENDS),
+        "transformer_engine_backend",
+        kind=choice(*BACKENDS),
         help="decoder layers: none (PaddleNLP's), te (Transformer Engine's), pd (te's in plain Paddle)",
         doc="`none`, `te`, `pd`",
         zh="`none`、`te`、`pd`",
-        flag="transformer_engine_backend",
+        passed=True,
     ),
     Option(
         "precision",
@@ -204,11 +241,11 @@ def _shared(**defaults: object) -> list[Option]:
 
 
 PRETRAIN = (
-    Option(
+    _as(
         "model_name",
-        PATH,
-        "meta-llama/Llama-2-7b",
-        "known name, or folder with config.json",
+        "model_name_or_path",
+        default="meta-llama/Llama-2-7b",
+        help="known name, or folder with config.json",
         doc="`meta-llama/Llama-2-7b`, `-13b`, `-70b`, `meta-llama/Meta-Llama-3-8B`, `-70B`, "
         "`meta-llama/Meta-Llama-3.1-8B`, `-70B`, `meta-llama/Llama-3.2-1B`, `-3B` "
         "([3.1, 3.2](../../docs/faq.md#llama-31-and-32)), `Qwen/Qwen2.5-0.5B`, `-1.5B`, `-3B`, `-7B`, `-14B`, `-32B`, "
@@ -231,11 +268,11 @@ PRETRAIN = (
         "`llama-125m`，`tiny-llama-demo`（也可写 `llama-2-7b`）；"
         "或含 `config.json`（PaddleNLP 或 Hugging Face 的）的文件夹。只读取配置，权重由 `init_weight` 给出",
     ),
-    Option(
+    _as(
         "tokenizer_name",
-        PATH_OR_EMPTY,
-        "",
-        "known name, folder, or none with MOCK_DATA=1 (default: the model's own)",
+        "tokenizer_name_or_path",
+        default="",
+        help="known name, folder, or none with MOCK_DATA=1 (default: the model's own)",
         doc="a folder, or a name that PaddleNLP downloads; `none` with `MOCK_DATA=1`",
         zh="文件夹，或由 PaddleNLP 下载的名称；`MOCK_DATA=1` 时可为 `none`",
         shown="the model's own",
@@ -247,11 +284,12 @@ PRETRAIN = (
     *_shared(backend="none", precision="bf16"),
     *map(_or_auto, _shared(recompute="none")),
     *_shared(resume_step="none"),
-    Option(
+    _as(
         "init_weight",
-        PATH_OR_EMPTY,
-        "none",
-        "folder with the weights to start from, or none",
+        "te_init_weight_path",
+        kind=PATH_OR_EMPTY,
+        default="none",
+        help="folder with the weights to start from, or none",
         doc="folder with weights in the backend's layout ([converted](#checkpoint-converter)) or Hugging Face's",
         zh="权重文件夹：该后端的布局（由[转换工具](#checkpoint-转换)得到），或 Hugging Face 的文件夹",
     ),
@@ -259,39 +297,41 @@ PRETRAIN = (
 )
 
 FINETUNE = (
-    Option(
+    _as(
         "model_name",
-        PATH,
-        "",
-        "checkpoint folder, in the backend's layout or Hugging Face's",
+        "model_name_or_path",
+        default="",
+        help="checkpoint folder, in the backend's layout or Hugging Face's",
         doc="folder; the weights in the backend's layout or Hugging Face's",
         zh="文件夹；权重须为该后端或 Hugging Face 的布局",
         shown="–",
     ),
-    Option(
+    _as(
         "tokenizer_name",
-        PATH_OR_EMPTY,
-        "",
-        "folder with the tokenizer (default: model_name)",
+        "tokenizer_name_or_path",
+        default="",
+        help="folder with the tokenizer (default: model_name)",
         doc="folder with the tokenizer",
         zh="tokenizer 所在文件夹",
         shown="the model",
         shown_zh="同 model_name",
     ),
-    Option(
+    _as(
         "dataset",
-        PATH_OR_EMPTY,
-        "",
-        "folder of train.json and, if there is one, dev.json: conversations, or questions and answers",
+        "dataset_name_or_path",
+        kind=PATH_OR_EMPTY,
+        default="",
+        help="folder of train.json and, if there is one, dev.json: conversations, or questions and answers",
         doc="folder of `train.json` and, if there is one, `dev.json`, or of [other files](#conversations)",
         zh="含 `train.json`（可另有 `dev.json`）或[其他格式的文件](#对话)的文件夹",
         shown="–",
     ),
-    Option(
+    _as(
         "output",
-        PATH_OR_EMPTY,
-        "",
-        "folder for the fine-tuned model or adapter, and for checkpoints",
+        "output_dir",
+        kind=PATH_OR_EMPTY,
+        default="",
+        help="folder for the fine-tuned model or adapter, and for checkpoints",
         doc="the fine-tuned model or adapter, and checkpoints",
         zh="微调后的模型或 adapter，以及 checkpoint",
         shown="–",
@@ -329,11 +369,11 @@ VARIABLES = (
         shown="the one that is installed",
         shown_zh="已安装的那个",
     ),
-    Option(
-        "DEVICE",
-        choice("gpu", "nvgpu", "cpu"),
-        None,
-        "kind of device; found if not given",
+    _variable(
+        "device",
+        kind=choice("gpu", "nvgpu", "cpu"),
+        default=None,
+        help="kind of device; found if not given",
         doc="`gpu`, `nvgpu` or `cpu`",
         zh="`gpu`、`nvgpu` 或 `cpu`",
         shown="found",
@@ -373,26 +413,28 @@ VARIABLES = (
         doc="1: [two equal runs give equal bits](#equal-bits) on GPUs, which costs memory",
         zh="1：在 GPU 上，两次相同的运行[逐位一致](#逐位一致)，代价是显存",
     ),
-    Option(
+    _as(
         "SEP",
-        RANKS,
-        1,
-        "devices that share sequences, by an exchange of attention's heads (Ulysses)",
+        "sep_parallel_degree",
+        kind=RANKS,
+        default=1,
+        help="devices that share sequences, by an exchange of attention's heads (Ulysses)",
         doc="devices that [share each sequence](../../docs/long-sequences.md), by an exchange of attention's heads "
         "(DeepSpeed-Ulysses)",
         zh="[共享一个序列](../../docs/long-sequences.md)的设备数，attention 前后交换 head（DeepSpeed-Ulysses）",
-        flag="sep_parallel_degree",
+        passed=True,
     ),
-    Option(
+    _as(
         "CP",
-        RANKS,
-        1,
-        "devices that share sequences, among which keys and values travel (ring attention)",
+        "context_parallel_degree",
+        kind=RANKS,
+        default=1,
+        help="devices that share sequences, among which keys and values travel (ring attention)",
         doc="devices that [share each sequence](../../docs/long-sequences.md), among which keys and values travel "
         "(ring attention); not with SEP",
         zh="[共享一个序列](../../docs/long-sequences.md)的设备数，key 和 value 在其间传递（ring attention）；"
         "不能与 SEP 同用",
-        flag="context_parallel_degree",
+        passed=True,
     ),
     Option(
         "TOKENS_PER_STEP",
@@ -557,9 +599,6 @@ OVERLAPS = {
     "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
     "stage2": "enable_stage2_overlap",
 }
-# The scripts' names of the launcher's arguments that they take as they are.
-FLAGS = {option.name: option.flag for option in (*_SHARED, *VARIABLES) if option.flag}
-
 # Slurm's variables, where ours are not set.
 FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
 
@@ -572,11 +611,11 @@ PRETRAIN_VARIABLES = (
         doc="where the experiment's folder, `OUTPUT_BASE/EXP_NAME`, is made",
         zh="实验文件夹 `OUTPUT_BASE/EXP_NAME` 所在位置",
     ),
-    Option(
+    _as(
         "OUTPUT_DIR",
-        PATH,
-        None,
-        "the run's folder itself, for checkpoints, logs and curves; without OUTPUT_BASE and EXP_NAME",
+        "output_dir",
+        default=None,
+        help="the run's folder itself, for checkpoints, logs and curves; without OUTPUT_BASE and EXP_NAME",
         doc="the run's folder itself, instead of `OUTPUT_BASE/EXP_NAME/output`",
         zh="直接指定实验的输出文件夹，代替 `OUTPUT_BASE/EXP_NAME/output`",
     ),
@@ -590,41 +629,41 @@ PRETRAIN_VARIABLES = (
         shown="from the arguments",
         shown_zh="由参数生成",
     ),
-    Option(
+    _as(
         "DATA_PATH",
-        PATH,
-        None,
-        "folder with .bin and .idx files (default /dataset)",
+        "input_dir",
+        kind=PATH,
+        default=None,
+        help="folder with .bin and .idx files (default /dataset)",
         doc="folder of `.bin`/`.idx` pairs",
         zh="`.bin`/`.idx` 所在文件夹",
         shown="`/dataset`",
     ),
-    Option(
-        "MOCK_DATA",
-        SWITCH,
-        "0",
-        "1: synthetic tokens instead of DATA_PATH",
+    _variable(
+        "mock_data",
+        default="0",
+        help="1: synthetic tokens instead of DATA_PATH",
         doc="1: random tokens instead",
         zh="1：改用随机 token",
     ),
-    Option("MAX_STEPS", STEPS, 20000, "optimizer steps", zh="训练步数", flag="max_steps"),
-    Option("SAVE_STEPS", STEPS, 10000, "steps between checkpoints", zh="保存 checkpoint 的间隔步数", flag="save_steps"),
-    Option(
-        "LOGGING_STEPS",
-        STEPS,
-        None,
-        "steps between log lines (default 1, with overlap 2)",
+    _variable("max_steps", kind=STEPS, default=20000, help="optimizer steps", zh="训练步数", passed=True),
+    _variable(
+        "save_steps", default=10000, help="steps between checkpoints", zh="保存 checkpoint 的间隔步数", passed=True
+    ),
+    _variable(
+        "logging_steps",
+        default=None,
+        help="steps between log lines (default 1, with overlap 2)",
         doc="steps between log lines",
         zh="写日志的间隔步数",
         shown="1, with overlap 2",
         shown_zh="1，通信重叠时为 2",
-        flag="logging_steps",
+        passed=True,
     ),
-    Option(
-        "LEARNING_RATE",
-        POSITIVE,
-        3e-05,
-        "greatest learning rate; the least is a tenth of it",
+    _variable(
+        "learning_rate",
+        default=3e-05,
+        help="greatest learning rate; the least is a tenth of it",
         doc="the greatest; the least is a tenth of it",
         zh="最大学习率；最小为其十分之一",
     ),
@@ -642,25 +681,31 @@ PRETRAIN_VARIABLES = (
     ),
 )
 FINETUNE_VARIABLES = (
-    Option(
-        "MAX_STEPS",
-        STEPS,
-        None,
-        "optimizer steps (default: the epochs of run_finetune.py)",
+    _variable(
+        "max_steps",
+        kind=STEPS,
+        default=None,
+        help="optimizer steps (default: the epochs of run_finetune.py)",
         doc="optimizer steps",
         zh="训练步数",
         shown="the epochs of `run_finetune.py`",
         shown_zh="`run_finetune.py` 的 epoch 数",
-        flag="max_steps",
+        passed=True,
     ),
-    Option(
-        "CHAT_TEMPLATE",
-        TEXT,
-        None,
-        "file of a chat template in Jinja; none: questions and answers without one (default: the tokenizer's)",
-        doc="file of a chat template in Jinja; `none`: no template; see [conversations](#conversations)",
-        zh="Jinja 对话模板文件；`none`：不用模板；见[对话](#对话)",
-        shown="the tokenizer's",
-        shown_zh="tokenizer 自带",
-    ),
+    _variable("chat_template"),
 )
+
+# The scripts' names of the launcher's arguments that they take as they are
+FLAGS = {option.name: option.flag for option in (*_SHARED, *VARIABLES) if option.passed}
+# The launcher's name of each flag that it has another name for, or a variable
+NAMES = {
+    option.flag: option.name
+    for option in (*FINETUNE, *FINETUNE_VARIABLES, *PRETRAIN, *PRETRAIN_VARIABLES, *VARIABLES)
+    if option.flag
+}
+# The launcher's argument: PaddleNLP's flags that say it together
+COMBINED = {
+    "precision": ("bf16", "fp16", "use_fp8", "fp16_opt_level"),
+    "recompute": ("recompute", "recompute_granularity"),
+    "sharding_stage": ("sharding",),
+}

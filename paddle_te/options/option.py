@@ -152,7 +152,7 @@ class Option:
     help: for --help. doc: for the tables in llm/llama/README_TE.md, in Markdown; if left out, help. zh: the same in
         Chinese, for README_TE_zh.md; if left out, doc. shown, shown_zh: what the tables say is the default, where the
         value does not say it.
-    flag: of the launcher's: the script's flag that it becomes.
+    flag: of the launcher's: the script's flag that it is another name for. passed: the flag gets the value as it is.
     config: whether it decides on the model's layers and goes into the model's configuration (config.json).
     needs: {name of another flag: value} without which this one means nothing and may only have its default.
     source: whose flag it is: PADDLENLP's, which PaddleNLP's own dataclasses have, or ours.
@@ -167,6 +167,7 @@ class Option:
     shown: str = ""
     shown_zh: str = ""
     flag: str = ""
+    passed: bool = False
     config: bool = False
     needs: dict[str, object] = field(default_factory=dict)
     source: str = ""

@@ -892,6 +892,7 @@ class FinetuneData:
 FINETUNE_MODEL, FINETUNE_DATA = options_of(FinetuneModel), options_of(FinetuneData)
 _OF = {option.name: option for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA)}
 
+_THEIRS = {option.name: option for option in PADDLENLPS}
 EVALUATED_MODEL = (
     _OF["model_name_or_path"],
     _OF["tokenizer_name_or_path"],
@@ -912,7 +913,9 @@ EVALUATED_MODEL = (
         doc="of the weights: `float32`, `bfloat16`, `float16` (te: not `float32`)",
         zh="权重的类型：`float32`、`bfloat16`、`float16`（te 不支持 `float32`）",
     ),
-    Option("device", TEXT, "cpu", "cpu, gpu or nvgpu.", doc="`cpu`, `gpu`, `nvgpu`", zh="`cpu`、`gpu`、`nvgpu`"),
+    _THEIRS["device"].but(
+        source="", default="cpu", help="cpu, gpu or nvgpu.", doc="`cpu`, `gpu`, `nvgpu`", zh="`cpu`、`gpu`、`nvgpu`"
+    ),
     _OF["verify_checkpoint"].but(
         help="What a folder with a manifest must agree with it in before it is read: full, size, or none.",
         doc="what a folder with a manifest must agree with it in before it is read: `full` (sizes and checksums), "
@@ -954,11 +957,11 @@ EVALUATED_MODEL = (
         doc="sequences computed together",
         zh="一起计算的序列数",
     ),
-    Option(
-        "pipeline_parallel_degree",
-        RANKS,
-        1,
-        "Groups of layers, each with its share of the processes; the rest is tensor parallelism.",
+    _THEIRS["pipeline_parallel_degree"].but(
+        source="",
+        kind=RANKS,
+        default=1,
+        help="Groups of layers, each with its share of the processes; the rest is tensor parallelism.",
         doc="of several processes: into so many groups of layers the model is divided; the rest is tensor parallelism",
         zh="多个进程时，模型按层分为若干段；其余为张量并行",
     ),
@@ -1091,7 +1094,7 @@ EVALUATION_TASKS = (
         doc="sampling: logits are divided by it",
         zh="sampling：logits 除以该值",
     ),
-    Option("seed", SEED, 42, "Of sampling.", doc="of sampling", zh="sampling 的随机种子"),
+    _THEIRS["seed"].but(source="", default=42, help="Of sampling.", doc="of sampling", zh="sampling 的随机种子"),
     Option(
         "output_file",
         PATH,

@@ -21,6 +21,7 @@ from paddle_te.options import (
     check_values,
     configure,
     launcher,
+    pages,
     scripts,
     with_options,
 )
@@ -148,3 +149,27 @@ def test_no_flag_is_defined_elsewhere(cls):
 def test_lora_has_all_targets():
     assert tuple(TARGETS) == scripts.LORA_TARGETS
     assert launcher.METHODS == {"full": None, "lora": "all", "lora-attention": "attention", "lora-mlp": "mlp"}
+
+
+def settings():
+    """{setting: tables that have it}: flags and arguments of one meaning are one, and PaddleNLP's own are none."""
+    found = {}
+    combined = {"precision", "recompute", "sharding_stage", "method"}  # words for flags that are there anyway
+    for name, table in pages.TABLES.items():
+        for option in (each for each in table if not each.source and each.name not in combined):
+            flag = option.flag or option.name
+            found.setdefault(launcher.NAMES.get(flag, flag), set()).add(name)
+    return found
+
+
+def test_settings_stay_few():
+    """A new one should take the place of another: raise this number only with a proof of value (CONTRIBUTING.md)."""
+    assert len(settings()) <= 125, sorted(settings())
+
+
+def test_a_setting_has_one_definition():
+    """A launcher's argument for a script's flag takes what that flag takes, where it is passed on as it is."""
+    theirs = {option.name: option for option in (*scripts.PADDLENLPS, *scripts.PRETRAIN_DATA, *scripts.FINETUNE_DATA)}
+    for option in (*launcher.PRETRAIN, *launcher.FINETUNE, *launcher.VARIABLES, *launcher.PRETRAIN_VARIABLES):
+        if option.passed and type(option.default) is int:
+            assert theirs[option.flag].kind.accepts(option.default), option.name
