@@ -29,6 +29,8 @@ CONFIGS = {
     "all_experts": dict(moe_router_topk=EXPERTS),
     "losses": dict(moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.1),
     "sigmoid_losses": dict(**SIGMOID, moe_aux_loss_coeff=0.5),
+    "capacity": dict(moe_expert_capacity_factor=0.8, moe_router_topk=3),
+    "capacity_position": dict(moe_expert_capacity_factor=0.5, moe_token_drop_policy="position"),
     "forced": dict(moe_router_force_load_balancing=True, moe_router_topk=3),
     "recompute_act": dict(recompute_modules=("moe_act",)),
     "recompute": dict(recompute_modules=("moe",)),

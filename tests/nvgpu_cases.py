@@ -229,6 +229,18 @@ CASES = {
         lambda x, i: paddle.take_along_axis(x, i, 1),
         [(2, 4, 3), index(np.arange(24).reshape(2, 4, 3) * 7 % 4)],
     ),
+    "put_along_axis": (
+        lambda i, x, y: paddle.put_along_axis(x.detach(), i, y.detach(), 1),
+        [index([[0, 5], [7, 1], [2, 3]]), (3, 8), (3, 2)],
+    ),
+    "put_along_axis, the last counts": (
+        lambda i, x, y: paddle.put_along_axis(x.detach(), i, y.detach(), 0),
+        [index([[1, 0], [3, 0], [1, 2]]), (4, 2), (3, 2)],
+    ),
+    "put_along_axis's sums": (
+        lambda i, x, y: paddle.put_along_axis(x.detach(), i, y.detach(), 0, "add"),
+        [index([[1, 0], [3, 0], [1, 2]]), (4, 2), (3, 2)],
+    ),
     "index_select in the middle": (lambda x, i: paddle.index_select(x, i, 1), [(2, 5, 3), index([4, 0, 4, 4, 2, 0])]),
     "take_along_axis": (lambda x, i: paddle.take_along_axis(x, i, 1), [(3, 8), index([[0], [7], [2]])]),
     # more than one pack of elements, and not all at addresses that packs need

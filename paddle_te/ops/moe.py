@@ -52,10 +52,10 @@ class ExpertWeights(NamedTuple):
 class MoEOps(Protocol):
     """What a backend implements."""
 
-    def check_experts(self, activation: str = "swiglu", bias: bool = False, capacity: bool = False) -> None:
+    def check_experts(self, activation: str = "swiglu", bias: bool = False) -> None:
         """Raise where the backend cannot compute such experts here, and say what is missing.
 
-        bias: of the experts' GEMMs. capacity: experts take a number of tokens at most.
+        bias: of the experts' GEMMs.
         """
 
     def fork(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
@@ -74,11 +74,12 @@ class MoEOps(Protocol):
         sigmoid only.
         """
 
-    def balance_loss(self, logits: Tensor, routing: Routing) -> Tensor:
+    def balance_loss(self, logits: Tensor, routing: Routing, sequences: int = 1) -> Tensor:
         """Return E · Σ_e share_e · score_e, float32 [], which is 1 where the experts are in balance.
 
         share_e: expert e's share of the tokens · topk, score_e: the mean of its scores, a token's scores summing up to
         1. Neither bias nor groups count (Fedus et al., "Switch Transformers", 2021, equations 4 to 6).
+        sequences: the mean over as many of equal length, of each one's tokens.
         """
 
     def limit_experts(self, probs: Tensor, routing_map: Tensor, capacity: int, policy: str) -> tuple[Tensor, Tensor]:

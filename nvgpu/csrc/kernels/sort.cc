@@ -9,6 +9,7 @@
 #include "paddle/phi/kernels/cum_kernel.h"
 #include "paddle/phi/kernels/gather_grad_kernel.h"
 #include "paddle/phi/kernels/index_select_grad_kernel.h"
+#include "paddle/phi/kernels/put_along_axis_kernel.h"
 #include "paddle/phi/kernels/scatter_grad_kernel.h"
 #include "paddle/phi/kernels/scatter_kernel.h"
 #include "paddle/phi/kernels/take_along_axis_grad_kernel.h"
@@ -135,6 +136,25 @@ void TakeAlongAxisGrad(const Context& context, const Tensor& x, const Tensor& in
   SumInto(context, out_grad, index, AxisAt(dims, axis), false, axis, x_grad);
 }
 
+void PutAlongAxis(const Context& context, const Tensor& x, const Tensor& index, const Tensor& value, int axis_number,
+                  const std::string& reduce, bool include_self, Tensor* out) {
+  Dims expected = DimsOf(x), dims = DimsOf(index);
+  const int64_t axis = AxisOf(axis_number, dims.size());
+  expected[axis] = dims[axis];
+  if (reduce != "assign" || expected != dims || value.dims() != index.dims())
+    return PutAlongAxisViaCpu(context, x, index, value, axis_number, reduce, include_self, out);
+  const Tensor from = x;
+  out->Resize(from.dims());
+  context.Alloc(out, from.dtype());
+  if (!out->IsSharedWith(from)) Copy(context, from, out);
+  if (index.numel() == 0) return;
+  const Tensor places = AsInt64(context, index);
+  const Axis of_index = AxisAt(dims, axis);
+  Tensor order = Order(context, places.data(), Type::kInt64, of_index, /*descending=*/false);
+  math::AssignByIndex(StreamOf(context), TypeOf(value), out->data(), value.data(),
+                      static_cast<const int64_t*>(places.data()), Data(order), of_index, from.dims()[axis], false);
+}
+
 // Writes updates [index.numel(), ...] to rows of `out`: the last one for a row, or their sum.
 void WriteRows(const Context& context, const Tensor& index, const Tensor& updates, bool sums, Tensor* out) {
   const int64_t rows = out->dims().size() == 0 ? 1 : out->dims()[0];
@@ -214,6 +234,7 @@ void RegisterSorts() {
   NVGPU_KERNEL(cumsum_grad, CumsumGrad, CumsumGradKernel, kNumbers);
   NVGPU_KERNEL(gather_grad, GatherGrad, GatherGradKernel, kNumbers, SecondVaries);
   NVGPU_KERNEL(index_select_grad, IndexSelectGrad, IndexSelectGradKernel, kNumbers, SecondVaries);
+  NVGPU_KERNEL(put_along_axis, PutAlongAxis, PutAlongAxisKernel, kNumbers, SecondVaries);
   NVGPU_KERNEL(scatter, Scatter, ScatterKernel, kNumbers, SecondVaries);
   NVGPU_KERNEL(scatter_grad, ScatterGrad, ScatterGradKernel, kFloats, FirstVaries);
   NVGPU_KERNEL(take_along_axis, TakeAlongAxis, TakeAlongAxisKernel, kComputable, SecondVaries);

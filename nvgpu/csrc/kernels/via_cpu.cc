@@ -214,7 +214,6 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
   X(p_norm, PNormKernel)                            \
   X(p_norm_grad, PNormGradKernel)                   \
   X(pad, PadKernel)                                 \
-  X(put_along_axis, PutAlongAxisKernel)             \
   X(roll, RollKernel)                               \
   X(round, RoundKernel)                             \
   X(softplus, SoftplusKernel)                       \
@@ -225,6 +224,7 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
     static constexpr const char kName[] = #name; \
   };
 NVGPU_VIA_CPU(NVGPU_NAME)
+NVGPU_NAME(put_along_axis, )
 NVGPU_NAME(take_along_axis_grad, )
 #undef NVGPU_NAME
 
@@ -232,6 +232,12 @@ void TakeAlongAxisGradViaCpu(const Context& context, const Tensor& x, const Tens
                              int axis, Tensor* x_grad) {
   using Declared = decltype(&phi::TakeAlongAxisGradKernel<float, phi::CPUContext>);
   ViaCpu<Name_take_along_axis_grad, Declared>::Run(context, x, index, out_grad, axis, x_grad);
+}
+
+void PutAlongAxisViaCpu(const Context& context, const Tensor& x, const Tensor& index, const Tensor& value, int axis,
+                        const std::string& reduce, bool include_self, Tensor* out) {
+  using Declared = decltype(&phi::PutAlongAxisKernel<float, phi::CPUContext>);
+  ViaCpu<Name_put_along_axis, Declared>::Run(context, x, index, value, axis, reduce, include_self, out);
 }
 
 void RegisterViaCpu() {

@@ -13,7 +13,7 @@ from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid")
-BALANCING = ("aux_loss", "none")
+BALANCING = ("aux_loss", "seq_aux_loss", "none")
 DROP_POLICIES = ("probs", "position")
 RECOMPUTE_MODULES = ("moe", "moe_act")
 DISPATCHERS = ("allgather", "alltoall")
@@ -41,7 +41,8 @@ class MoEConfig(GemmSettings):
     moe_router_topk_scaling_factor: multiplies the probabilities; None: 1.
     moe_router_enable_expert_bias, moe_router_bias_update_rate: experts are chosen by scores and a bias, which
         `update_expert_bias` moves by the rate after each step (DeepSeek-V3); sigmoid only.
-    moe_router_load_balancing_type: "aux_loss" adds Switch Transformers' loss, "none" none.
+    moe_router_load_balancing_type: "aux_loss" adds Switch Transformers' loss of all tokens, "seq_aux_loss" the
+        mean of each sequence's (DeepSeek-V2), "none" none.
     moe_aux_loss_coeff, moe_z_loss_coeff: of that loss, and of the mean of logsumexp(logits)² (Zoph et al., "ST-MoE",
         2022); 0 and None: no such loss. Hugging Face's router_aux_loss_coef is moe_aux_loss_coeff / moe_router_topk.
     moe_router_force_load_balancing: each expert gets as many tokens, whatever the router says. For benchmarks.
@@ -116,6 +117,11 @@ class MoEConfig(GemmSettings):
             yield (
                 "moe_router_topk=1 without moe_router_pre_softmax gives each chosen expert the probability 1, and the "
                 "router no gradient; set moe_router_pre_softmax"
+            )
+        if self.moe_router_load_balancing_type == "seq_aux_loss" and self.sequence_parallel:
+            yield (
+                "moe_router_load_balancing_type='seq_aux_loss': sequence_parallel's ranks see parts of sequences; take "
+                "'aux_loss'"
             )
         yield from self._faults_of_groups()
         if self.moe_expert_capacity_factor is not None and not self.moe_expert_capacity_factor > 0:

@@ -68,7 +68,7 @@ class MoELayer(_Layer):
         norm = Norm(self.ln_weight, config.layernorm_epsilon, self.ln_bias, config.zero_centered_gamma)
         z = self.ops.normalize(inputs.reshape([-1, x.shape[-1]]), norm)
         of_router, of_experts, *of_shared = fork(z, 3 if "shared_experts" in layers else 2)
-        probs, routing_map = layers["router"](of_router)
+        probs, routing_map = layers["router"](of_router, x.shape[0] if x.ndim > 2 else 1)
         base = None if self.dropout else residual.reshape(z.shape)
         if of_shared:
             base = layers["shared_experts"](*of_shared, base, is_first_microbatch)

@@ -13,6 +13,7 @@ from paddle_te.layers.linear import _Layer
 from paddle_te.layers.moe.auxiliary import MoEAuxLossAutoScaler
 from paddle_te.layers.moe.config import MoEConfig
 from paddle_te.layers.settings import takes
+from paddle_te.ops import routing
 from paddle_te.ops.moe import MoEOps, get_moe_ops
 
 
@@ -42,7 +43,7 @@ class TopKRouter(_Layer):
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig) -> None:
         super().__init__(config, config.set_parallel_mode)
-        self.moe_ops.check_experts(config.activation, config.bias, config.moe_expert_capacity_factor is not None)
+        self.moe_ops.check_experts(config.activation, config.bias)
         self.config, self.routing = config, config.routing
         self.statistics: RouterStatistics | None = None
         weight = self.create_parameter(
@@ -61,15 +62,18 @@ class TopKRouter(_Layer):
         """Return the backend's `ops.moe.MoEOps`."""
         return get_moe_ops(self.backend)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Route [..., hidden_size] -> (probs, float32 [tokens, E], routing_map, bool [tokens, E])."""
+    def forward(self, x: Tensor, sequences: int = 1) -> tuple[Tensor, Tensor]:
+        """Route [..., hidden_size] -> (probs, float32 [tokens, E], routing_map, bool [tokens, E]).
+
+        sequences: how many the tokens are, of equal length, one behind the other; the seq_aux_loss is of each.
+        """
         logits = self.logits(x)
         if self.config.moe_router_force_load_balancing:
             logits = _balanced(logits, self.routing.topk)
         probs, routing_map = self.moe_ops.route(logits, self.routing, self.expert_bias)
         tokens = routing_map.astype("float32").sum(0)
         tp = self.tp if self.tp is not None and self.tp.sequence_parallel else None
-        aux_loss, z_loss = self._losses(logits if tp is None else tp.enter(logits))
+        aux_loss, z_loss = self._losses(logits if tp is None else tp.enter(logits), sequences)
         for loss in aux_loss, z_loss:
             if loss is not None:  # under sequence parallelism each rank adds the same one's gradient
                 probs = MoEAuxLossAutoScaler.apply(probs, loss if tp is None else loss / tp.size)
@@ -87,13 +91,15 @@ class TopKRouter(_Layer):
         # transposed by the GEMM: a weight used through .T had its gradient copied as if it were contiguous
         return paddle.matmul(x, self.weight.astype("float32"), transpose_y=True)
 
-    def _losses(self, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _losses(self, logits: Tensor, sequences: int) -> tuple[Tensor | None, Tensor | None]:
         """Return (auxiliary loss, z-loss), with their coefficients; None where there is none, as in evaluation."""
         config, aux_loss, z_loss = self.config, None, None
-        if self.training and config.moe_router_load_balancing_type == "aux_loss" and config.moe_aux_loss_coeff:
-            aux_loss = self.moe_ops.balance_loss(logits, self.routing) * config.moe_aux_loss_coeff
+        kind = config.moe_router_load_balancing_type
+        if self.training and kind != "none" and config.moe_aux_loss_coeff:
+            of_each = sequences if kind == "seq_aux_loss" else 1
+            aux_loss = self.moe_ops.balance_loss(logits, self.routing, of_each) * config.moe_aux_loss_coeff
         if self.training and config.moe_z_loss_coeff:
-            z_loss = paddle.logsumexp(logits, -1).square().mean() * config.moe_z_loss_coeff
+            z_loss = routing.z_loss(logits) * config.moe_z_loss_coeff
         return aux_loss, z_loss
 
     def _limited(self, probs: Tensor, routing_map: Tensor) -> tuple[Tensor, Tensor]:

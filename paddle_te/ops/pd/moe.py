@@ -14,6 +14,8 @@ from paddle_te.ops.interface import QuantizersOfTwo
 from paddle_te.ops.moe import SMALL, ExpertWeights, Routing
 from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
 from paddle_te.ops.pd.linear import activate
+from paddle_te.ops.routing import among, limit_experts, shares_of
+from paddle_te.ops.routing import balance_loss as of_shares
 
 __all__ = [
     "add",
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 
-def check_experts(activation: str = "swiglu", bias: bool = False, capacity: bool = False) -> None:
+def check_experts(activation: str = "swiglu", bias: bool = False) -> None:
     """Raise nothing: it runs wherever Paddle does; fp8 is emulated."""
 
 
@@ -68,19 +70,14 @@ def _chosen(choice: Tensor, routing: Routing) -> Tensor:
     if routing.num_groups and routing.group_topk:
         best = _in_best_groups(choice, routing.topk, routing.num_groups, routing.group_topk)
         choice = paddle.where(best, choice, paddle.full_like(choice, float("-inf")))
-    return _among(choice, routing.topk)
-
-
-def _among(x: Tensor, k: int) -> Tensor:
-    """Say which numbers are among the k greatest of their row, bool like x."""
-    return F.one_hot(x.topk(k, -1)[1], x.shape[-1]).sum(1) > 0
+    return among(choice, routing.topk)
 
 
 def _in_best_groups(choice: Tensor, topk: int, groups: int, group_topk: int) -> Tensor:
     """Say whether each expert stands in one of a token's best groups."""
     grouped = choice.reshape([choice.shape[0], groups, -1])
     of_groups = grouped.topk(topk // group_topk, -1)[0].sum(-1)
-    best = _among(of_groups, group_topk).unsqueeze(-1)
+    best = among(of_groups, group_topk).unsqueeze(-1)
     return best.expand(grouped.shape).reshape(choice.shape)
 
 
@@ -95,29 +92,12 @@ def _probabilities(scores: Tensor, routing_map: Tensor, routing: Routing) -> Ten
     return probs
 
 
-def balance_loss(logits: Tensor, routing: Routing) -> Tensor:
+def balance_loss(logits: Tensor, routing: Routing, sequences: int = 1) -> Tensor:
     """Return 1 where the experts are in balance, more where they are not."""
-    if routing.score_function == "sigmoid":
-        scores = F.sigmoid(logits)
-        scores = scores / (scores.sum(-1, keepdim=True) + SMALL)
-    else:
-        scores = F.softmax(logits, -1)
+    scores = shares_of(logits, routing)
     with paddle.no_grad():
-        shares = _among(scores, routing.topk).astype("float32").mean(0) / routing.topk
-    return (shares * scores.mean(0)).sum() * logits.shape[1]
-
-
-def limit_experts(probs: Tensor, routing_map: Tensor, capacity: int, policy: str) -> tuple[Tensor, Tensor]:
-    """Let no expert keep more than `capacity` tokens."""
-    capacity = min(capacity, len(probs))
-    with paddle.no_grad():
-        if policy == "probs":
-            order = paddle.where(routing_map, probs, paddle.full_like(probs, -1.0))
-            kept = F.one_hot(order.topk(capacity, 0)[1].transpose([1, 0]), len(probs)).sum(1).transpose([1, 0]) > 0
-        else:
-            kept = routing_map.astype("int64").cumsum(0) <= capacity
-        routing_map = routing_map & kept
-    return paddle.where(routing_map, probs, paddle.zeros_like(probs)), routing_map
+        routing_map = among(scores, routing.topk)
+    return of_shares(scores, routing_map, routing.topk, sequences)
 
 
 def experts_mlp(

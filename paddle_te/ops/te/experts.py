@@ -27,7 +27,7 @@ REMEDY = (
 )
 
 
-def check_experts(activation="swiglu", bias=False, capacity=False):
+def check_experts(activation="swiglu", bias=False):
     """Refuse what has no kernels, and libraries without grouped GEMMs."""
     native.load()
     version, problems = cublas_version(), []
@@ -40,7 +40,6 @@ def check_experts(activation="swiglu", bias=False, capacity=False):
     for missing, what in (
         (activation != "swiglu", f"experts with activation {activation}"),
         (bias, "biases of experts"),
-        (capacity, "a capacity of experts"),
     ):
         if missing:
             problems.append((f"backend transformer_engine has no {what}", "use backend paddle"))

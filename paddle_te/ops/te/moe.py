@@ -9,7 +9,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.native import addition
-from paddle_te.ops.moe import SMALL
+from paddle_te.ops.routing import balance_loss as of_shares
+from paddle_te.ops.routing import limit_experts, shares_of
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.experts import check_experts, check_supported, experts_mlp, grouped_linear
 from paddle_te.ops.te.recording import Op
@@ -150,19 +151,8 @@ def route(logits, routing, expert_bias=None):
     return _Route.apply(dense(logits), expert_bias, routing)
 
 
-def balance_loss(logits, routing):
+def balance_loss(logits, routing, sequences=1):
     """1 where the experts are in balance, more where they are not."""
-    if routing.score_function == "sigmoid":
-        scores = paddle.nn.functional.sigmoid(logits)
-        scores = scores / (scores.sum(-1, keepdim=True) + SMALL)
-    else:
-        scores = paddle.nn.functional.softmax(logits, -1)
     with paddle.no_grad():
         _, routing_map = route(logits.detach(), routing._replace(num_groups=None, group_topk=None))
-        shares = routing_map.astype("float32").mean(0) / routing.topk
-    return (shares * scores.mean(0)).sum() * logits.shape[1]
-
-
-def limit_experts(probs, routing_map, capacity, policy):
-    """Layers do not get as far: see `check_experts`."""
-    raise NotImplementedError("backend transformer_engine has no capacity of experts; use backend paddle")
+    return of_shares(shares_of(logits, routing), routing_map, routing.topk, sequences)

@@ -16,6 +16,7 @@ from paddle_te.layers.moe import (
     MoELayer,
     update_expert_bias,
 )
+from paddle_te.layers.moe.config import BALANCING
 from tests import moe_cases
 from tests.moe_cases import EXPERTS, FAMILIES, FFN, HIDDEN, TOKENS
 
@@ -237,6 +238,27 @@ def test_statistics_count_what_is_dropped(seed):
     assert layer.router.statistics.aux_loss is None and layer.router.statistics.z_loss is None
 
 
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_the_sequences_loss_is_the_mean_of_each_ones(scores, seed, monkeypatch):
+    """A layer's input [sequences, tokens, hidden] says which tokens are a sequence."""
+    options = dict(moe_aux_loss_coeff=0.5, moe_router_score_function=scores)
+    configs = {k: MoEConfig(**SIZES, **options, moe_router_load_balancing_type=k) for k in BALANCING}
+    values = draw(MoELayer(configs["aux_loss"]), seed)
+    of_all, of_each, none = (make(configs[kind], values) for kind in BALANCING)
+    x = paddle.to_tensor(np.random.default_rng(seed).standard_normal([3, TOKENS, HIDDEN]).astype("float32"))
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", 1 / 3)
+    losses = []
+    for sequence in x:
+        of_all(sequence).sum().backward()
+        losses.append(of_all.router.statistics.aux_loss.item())
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", 1.0)
+    of_each(x).sum().backward()
+    assert of_each.router.statistics.aux_loss.item() == pytest.approx(np.mean(losses), rel=1e-5)
+    assert relative(of_each.router.weight.grad.numpy(), of_all.router.weight.grad.numpy()) < 1e-5
+    none(x)
+    assert none.router.statistics.aux_loss is None
+
+
 @pytest.mark.parametrize("scale", [3.0, paddle.full([1], 3.0)])
 def test_the_losses_take_the_main_losss_scale(scale, seed, monkeypatch):
     monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", 1.0)
@@ -270,6 +292,9 @@ WRONG = {
     "moe_router_topk=0": dict(moe_router_topk=0),
     "moe_router_score_function='tanh'": dict(moe_router_score_function="tanh"),
     "moe_router_load_balancing_type='sinkhorn'": dict(moe_router_load_balancing_type="sinkhorn"),
+    "'seq_aux_loss': sequence_parallel": dict(
+        moe_router_load_balancing_type="seq_aux_loss", sequence_parallel=True, set_parallel_mode=True
+    ),
     "moe_token_drop_policy='last'": dict(moe_token_drop_policy="last"),
     "activation='silu'": dict(activation="silu"),
     "recompute_modules='mlp'": dict(recompute_modules=("mlp",)),

@@ -129,7 +129,6 @@ def test_grouped_linear_in_fp8(recipe, seed):
 @pytest.mark.parametrize("options, words", [
     (dict(activation="gelu"), "activation gelu"),
     (dict(bias=True), "biases of experts"),
-    (dict(moe_expert_capacity_factor=1.0), "a capacity"),
 ])  # fmt: skip
 def test_what_has_no_kernels_is_refused(options, words):
     with pytest.raises(BackendUnavailable, match=f"(?s){words}.*use backend paddle"):

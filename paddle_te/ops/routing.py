@@ -1,0 +1,49 @@
+"""What both backends compute of a router's logits in Paddle's operations, whose sizes the host knows."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor
+
+from paddle_te.ops.moe import SMALL, Routing
+
+
+def among(x: Tensor, k: int, axis: int = -1) -> Tensor:
+    """Say which numbers are among the k greatest along an axis, bool like x."""
+    places = x.topk(k, axis)[1]
+    return paddle.put_along_axis(paddle.zeros_like(x), places, 1.0, axis) > 0
+
+
+def shares_of(logits: Tensor, routing: Routing) -> Tensor:
+    """Return scores of which a token's sum up to 1, [tokens, E]."""
+    if routing.score_function == "softmax":
+        return F.softmax(logits, -1)
+    scores = F.sigmoid(logits)
+    return scores / (scores.sum(-1, keepdim=True) + SMALL)
+
+
+def balance_loss(scores: Tensor, routing_map: Tensor, topk: int, sequences: int) -> Tensor:
+    """Return the balance loss of `shares_of`'s scores and the experts that were chosen by them."""
+    tokens, experts = scores.shape
+    by_sequence = [sequences, tokens // sequences, experts]
+    chosen = routing_map.astype("float32").reshape(by_sequence).mean(1) / topk
+    return (chosen * scores.reshape(by_sequence).mean(1)).sum(-1).mean() * experts
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """Return the mean of logsumexp(logits)² (Zoph et al., "ST-MoE", 2022, equation 5), float32 []."""
+    greatest = logits.detach().max(-1, keepdim=True)
+    return ((logits - greatest).exp().sum(-1).log() + greatest.squeeze(-1)).square().mean()
+
+
+def limit_experts(probs: Tensor, routing_map: Tensor, capacity: int, policy: str) -> tuple[Tensor, Tensor]:
+    """Let no expert keep more than `capacity` tokens."""
+    with paddle.no_grad():
+        if policy == "probs":
+            order = paddle.where(routing_map, probs, paddle.full_like(probs, -1.0))
+            kept = among(order, min(capacity, len(probs)), 0)
+        else:
+            kept = routing_map.astype("int64").cumsum(0) <= capacity
+        routing_map = routing_map & kept
+    return paddle.where(routing_map, probs, paddle.zeros_like(probs)), routing_map
