@@ -12,7 +12,8 @@ from paddle_te.ops.moe import SMALL, Routing
 def among(x: Tensor, k: int, axis: int = -1) -> Tensor:
     """Say which numbers are among the k greatest along an axis, bool like x."""
     places = x.topk(k, axis)[1]
-    return paddle.put_along_axis(paddle.zeros_like(x), places, 1.0, axis) > 0
+    ones = paddle.ones_like(places, dtype=x.dtype)  # a number would be copied from the host
+    return paddle.put_along_axis(paddle.zeros_like(x), places, ones, axis) > 0
 
 
 def shares_of(logits: Tensor, routing: Routing) -> Tensor:

@@ -83,6 +83,30 @@ def test_a_recorded_program_serves_any_routing():
     assert made[0] == made[1] > 0
 
 
+WAITS = ("numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__")
+
+
+@pytest.mark.parametrize("recipe", [None, "delayed"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_host_reads_no_tensor(kind, recipe, monkeypatch):
+    """Beside their sizes, once a step has been recorded. `tests/multiprocess/ops/test_moe.py` asks the device."""
+    layer = MoELayer(MoEConfig(**SIZES, **CONFIGS[kind], params_dtype="bfloat16"))
+
+    def step():
+        x = paddle.randn([2, TOKENS, HIDDEN]).astype("bfloat16").detach()
+        x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, RECIPES.get(recipe)):
+            layer(x).sum().backward()
+
+    def refuse(tensor, *_):
+        raise AssertionError("the host waits for a tensor")
+
+    step()
+    for name in WAITS:
+        monkeypatch.setattr(paddle.Tensor, name, refuse)
+    step()
+
+
 def test_grouped_linear(seed):
     generator, counts = np.random.default_rng(seed), [3, 0, 5, 0]
     layer = GroupedLinear(4, 16, 24, params_dtype="bfloat16")
