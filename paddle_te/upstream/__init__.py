@@ -31,6 +31,7 @@ REPAIRS = (
     "padding_slices",
     "remainder_gather",
     "averages",
+    "expert_gradients",
     "overwritten_main_grads",
     "stage2_storage",
     "stage2_averages",
