@@ -258,6 +258,7 @@ def te_torch_layer(dims, dtype, device, attn_input_format="bshd", **options):
         dims.ffn,
         dims.heads,
         num_gqa_groups=dims.kv_heads,
+        kv_channels=dims.head_dim,
         layernorm_epsilon=EPSILON,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -370,7 +371,7 @@ class TETorch(TakesTEsArguments, TorchPeer):
     def _interleave(self, qkv):
         """Rows q, k, v of weight or bias -> one group after another, each its q heads, its k and its v head."""
         dims = self.dims
-        q, k, v = qkv.split([dims.hidden] + [dims.kv_heads * dims.head_dim] * 2)
+        q, k, v = qkv.split([dims.heads * dims.head_dim] + [dims.kv_heads * dims.head_dim] * 2)
         groups = [t.view(dims.kv_heads, -1, dims.head_dim, *qkv.shape[1:]) for t in (q, k, v)]
         return self.torch.cat(groups, 1).view_as(qkv)
 
@@ -504,6 +505,7 @@ class PaddleTE(TakesTEsArguments, Peer):
             dims.ffn,
             dims.heads,
             num_gqa_groups=dims.kv_heads,
+            kv_channels=dims.head_dim,
             layernorm_epsilon=EPSILON,
             qk_norm_eps=EPSILON,
             init_method=self.paddle.nn.initializer.Constant(0.0),  # overwritten; random numbers cost seconds at 70B

@@ -38,7 +38,7 @@ class Dims:
     """Sizes of one layer and of its input [batch, sequence, hidden].
 
     documents: packed into each sequence, all of one length, which do not see each other.
-    rope_base: None for a layer without rotary positions.
+    rope_base: None for a layer without rotary positions. kv_channels: a head's size; None for hidden / heads.
     """
 
     batch: int
@@ -50,6 +50,7 @@ class Dims:
     rope_base: float | None = 10000.0
     documents: int = 1
     variant: Variant = Variant()
+    kv_channels: int | None = None
 
     @property
     def unpacked(self):
@@ -59,12 +60,13 @@ class Dims:
 
     @property
     def head_dim(self):
-        return self.hidden // self.heads
+        return self.kv_channels or self.hidden // self.heads
 
     @property
     def config(self):
         """These sizes as transformers' and PaddleNLP's LlamaConfig, and Qwen2Config, name them."""
-        return {
+        head_dim = {"head_dim": self.head_dim} if self.variant.qk_norm_type else {}  # in Qwen3's config.json
+        return head_dim | {
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
             "num_attention_heads": self.heads,
@@ -81,7 +83,7 @@ class Dims:
         weights = {
             "ln1": (self.hidden,),
             "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
-            "proj": (self.hidden, self.hidden),
+            "proj": (self.hidden, self.heads * self.head_dim),
             "ln2": (self.hidden,),
             "fc1": ((2 if self.variant.activation == "swiglu" else 1) * self.ffn, self.hidden),
             "fc2": (self.hidden, self.ffn),
@@ -105,7 +107,7 @@ class Dims:
         halved by the causal mask, s the length of a document.
         """
         gemm = 6 * self.batch * self.sequence * sum(int(np.prod(self.shapes[name])) for name in GEMMS)
-        return gemm + 3 * 4 * self.unpacked.batch * self.unpacked.sequence**2 * self.hidden // 2
+        return gemm + 3 * 4 * self.unpacked.batch * self.unpacked.sequence**2 * self.heads * self.head_dim // 2
 
 
 SIZES = {

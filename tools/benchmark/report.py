@@ -21,6 +21,8 @@ CUDA_LIBRARIES = r"lib(cudart|cublas|cublasLt|cudnn|nvrtc|nccl|transformer_engin
 # Above these relative L2 errors a layer computes something else, and its time means nothing.
 ERROR_LIMITS = {"bf16": 0.03, "fp8_delayed": 0.3, "fp8_current": 0.3, "fp8_block": 0.3}
 SPEEDUP_OVER = "hf_bf16"
+# In what the frameworks say when a GPU's memory is full.
+OUT_OF_MEMORY = re.compile(r"(?:CUDA )?out of memory.*|cannot allocate.*|CUDA_ERROR_OUT_OF_MEMORY.*", re.IGNORECASE)
 ROOT = Path(__file__).resolve().parents[2]
 
 

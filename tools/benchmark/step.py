@@ -1,7 +1,7 @@
-"""Times a whole training step of a Llama or Qwen2.5 and accounts for it part by part. Its peers are the same model of
-Hugging Face's layers and of Transformer Engine's PyTorch layers.
+"""Times a whole training step of a Llama, Qwen2.5 or Qwen3 and accounts for it part by part. Its peers are the same
+model of Hugging Face's layers and of Transformer Engine's PyTorch layers.
 
-    python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--quick]
+    python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--fit]
 
 Peers follow each other in one process, each alone on the GPU, whose memory two would not share. Writes
 benchmarks/step/<date>_<gpu>x<n>_<what>.json and a table of the same name. A peer that is not there or fails keeps its
@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 from paddle_te.configs.families import FAMILIES  # noqa: E402
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
-from tools.benchmark.peers import start_on_paddles, te_torch_angles, te_torch_layer  # noqa: E402
+from tools.benchmark.peers import recipe_of, start_on_paddles, te_torch_angles, te_torch_layer  # noqa: E402
 from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 
@@ -90,6 +90,8 @@ SIZES = {
     "8b-s4096": Size(replace(LLAMA_8B, sequence=4096), 128256),
     "7b-s4096": Size(LAYER_SIZES["7b-b1"], 32000),
     "qwen2.5-7b-s4096": Size(LAYER_SIZES["qwen2.5-7b"], 152064, family="qwen2"),
+    "qwen3-8b-s4096": Size(LAYER_SIZES["qwen3-8b"], 151936, family="qwen3"),
+    "qwen3-8b-s8192": Size(replace(LAYER_SIZES["qwen3-8b"], sequence=8192), 151936, family="qwen3"),
 }
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-4, 0.1, 1.0
 BATCHES = 64  # micro-batches until the first one comes again
@@ -243,14 +245,23 @@ class HuggingFaceStep(TorchStep):
 class TransformerEngineStep(TorchStep):
     """A model of TE's own PyTorch layers, with TE's FusedAdam: bf16 weights, float32 master weights and moments.
 
-    use_fp8: delayed scaling. fp8_lm_head, fp8_dpa: the head, attention in fp8 as well. compact: moments in bfloat16,
-    and the remainders of master weights alone.
+    use_fp8: with the scaling of fp8_recipe, "delayed" or "current". fp8_lm_head, fp8_dpa: the head, attention in fp8 as
+    well. compact: moments in bfloat16, and only the remainders of master weights.
     """
 
-    def __init__(self, size, device="cuda", use_fp8=False, fp8_lm_head=False, fp8_dpa=False, compact=False):
+    def __init__(
+        self,
+        size,
+        device="cuda",
+        use_fp8=False,
+        fp8_recipe="delayed",
+        fp8_lm_head=False,
+        fp8_dpa=False,
+        compact=False,
+    ):
         super().__init__(size, device)
         import transformer_engine.pytorch as te
-        from transformer_engine.common.recipe import DelayedScaling
+        from transformer_engine.common import recipe
         from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
         from transformer_engine.pytorch.optimizers import FusedAdam
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
@@ -259,8 +270,9 @@ class TransformerEngineStep(TorchStep):
         torch, dims = self.torch, size.dims
         where = dict(dtype=torch.bfloat16, device=device)
         self.cross_entropy, self.head_in_fp8 = parallel_cross_entropy, fp8_lm_head
-        self.precision = "fp8_delayed" if use_fp8 else "bf16"
-        self.autocast = partial(te.autocast, enabled=use_fp8, recipe=DelayedScaling(fp8_dpa=fp8_dpa))
+        self.precision = f"fp8_{fp8_recipe}" if use_fp8 else "bf16"
+        scaling = recipe_of(recipe, self.precision, fp8_dpa=fp8_dpa)
+        self.autocast = partial(te.autocast, enabled=use_fp8, recipe=scaling)
         self.embedding = torch.nn.Embedding(size.vocabulary, dims.hidden, **where)
         layers = [te_torch_layer(dims, torch.bfloat16, device, layer_number=1 + i) for i in range(size.layers)]
         self.layers = torch.nn.ModuleList(layers)
@@ -301,8 +313,8 @@ class TransformerEngineStep(TorchStep):
 class PaddleStep(TrainingStep):
     """PaddleNLP's model with this project's decoder layers, Paddle's AdamW with master weights.
 
-    backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: delayed scaling. flags: more of the config's.
-    compact: AdamW's state in 6 bytes a parameter.
+    backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: with the scaling of fp8_recipe. flags: more
+    of the config's. compact: AdamW's state in 6 bytes a parameter.
     """
 
     def __init__(
@@ -310,6 +322,7 @@ class PaddleStep(TrainingStep):
         size,
         backend="transformer_engine",
         use_fp8=False,
+        fp8_recipe="delayed",
         device="cuda",
         dtype="bfloat16",
         compact=False,
@@ -317,22 +330,22 @@ class PaddleStep(TrainingStep):
     ):
         super().__init__(size)
         import paddle
-        from paddlenlp import transformers
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.hosts.paddlenlp.families import model_class
+        from paddle_te.hosts.paddlenlp.families import config_class, model_class
         from paddle_te.optimizer import fuse_clipping
         from paddle_te.optimizer.compact_states import keep_compact
 
         self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8
-        self.precision = "fp8_delayed" if use_fp8 else "bf16"
+        self.precision = f"fp8_{fp8_recipe}" if use_fp8 else "bf16"
         _, self.stream, self.memory = start_on_paddles(device)
-        config = getattr(transformers, f"{size.title}Config")(
+        config = config_class(FAMILIES[size.family])(
             **size.config,
             seq_length=size.dims.sequence,
             transformer_engine_backend=backend,
             use_fp8=use_fp8,
+            fp8_recipe=fp8_recipe,
             **flags,
         )
         kept = paddle.get_default_dtype()
@@ -387,46 +400,51 @@ class PaddleStep(TrainingStep):
         return self.paddle_device.peak_memory() - self.memory
 
 
+# What both models of Transformer Engine's kernels are compared in: (their arguments, in words).
+VARIANTS = {
+    "bf16": ({}, "bf16"),
+    "fp8": (dict(use_fp8=True), "fp8"),
+    "fp8_current": (dict(use_fp8=True, fp8_recipe="current"), "fp8 with current scaling"),
+    "fp8_dpa": (dict(use_fp8=True, fp8_dpa=True), "fp8, attention in fp8 as well"),
+    "fp8_head": (dict(use_fp8=True, fp8_lm_head=True), "fp8, the head in fp8 as well"),
+    "fp8_dpa_head": (
+        dict(use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
+        "fp8, attention and the head in fp8 as well",
+    ),
+}
+# AdamW's state in 6 bytes a parameter: moments in bfloat16, remainders of master weights.
+VARIANTS |= {
+    f"{name}_compact": (options | dict(compact=True), f"{words}, AdamW's state in 6 bytes a parameter")
+    for name, (options, words) in list(VARIANTS.items())[:3]
+}
+CHUNKS = dict(use_fp8=True, use_fused_linear_cross_entropy=True)
 # name: (what runs, in words). The first is the one that speed-ups are against.
 PEERS = {
     "hf_bf16": (HuggingFaceStep, "transformers, SDPA, PyTorch's fused AdamW"),
-    "paddle_te_bf16": (PaddleStep, "te, bf16"),
-    "paddle_te_fp8": (partial(PaddleStep, use_fp8=True), "te, fp8"),
-    "paddle_te_fp8_fused_loss": (
-        partial(PaddleStep, use_fp8=True, use_fused_linear_cross_entropy=True),
-        "te, fp8, head and loss in chunks of tokens",
-    ),
-    "paddle_te_fp8_compact": (
-        partial(PaddleStep, use_fp8=True, use_fused_linear_cross_entropy=True, compact=True),
+    **{
+        f"paddle_te_{name}": (partial(PaddleStep, **options), f"te, {words}")
+        for name, (options, words) in VARIANTS.items()
+    },
+    "paddle_te_fp8_fused_loss": (partial(PaddleStep, **CHUNKS), "te, fp8, head and loss in chunks of tokens"),
+    "paddle_te_fp8_fused_loss_compact": (
+        partial(PaddleStep, **CHUNKS, compact=True),
         "te, fp8, head and loss in chunks of tokens, AdamW's state in 6 bytes a parameter",
-    ),
-    "paddle_te_fp8_dpa": (partial(PaddleStep, use_fp8=True, fp8_dpa=True), "te, fp8, attention in fp8 as well"),
-    "paddle_te_fp8_head": (partial(PaddleStep, use_fp8=True, fp8_lm_head=True), "te, fp8, the head in fp8 as well"),
-    "paddle_te_fp8_dpa_head": (
-        partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
-        "te, fp8, attention and the head in fp8 as well",
     ),
     "hf_bf16_float32_weights": (
         partial(HuggingFaceStep, float32_weights=True),
         "transformers with float32 weights under autocast: as exact an update as Paddle's master weights give",
     ),
-    "te_torch_bf16": (TransformerEngineStep, "TE's PyTorch layers, FusedAdam with master weights, bf16"),
-    "te_torch_fp8": (partial(TransformerEngineStep, use_fp8=True), "TE's PyTorch layers, fp8"),
-    "te_torch_fp8_compact": (
-        partial(TransformerEngineStep, use_fp8=True, compact=True),
-        "TE's PyTorch layers, fp8, FusedAdam with moments in bfloat16 and remainders of master weights",
-    ),
-    "te_torch_fp8_head": (
-        partial(TransformerEngineStep, use_fp8=True, fp8_lm_head=True),
-        "TE's PyTorch layers, fp8, the head in fp8 as well",
-    ),
-    "te_torch_fp8_dpa_head": (
-        partial(TransformerEngineStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
-        "TE's PyTorch layers, fp8, attention and the head in fp8 as well",
-    ),
+    **{
+        f"te_torch_{name}": (
+            partial(TransformerEngineStep, **options),
+            f"TE's PyTorch layers, FusedAdam with master weights, {words}",
+        )
+        for name, (options, words) in VARIANTS.items()
+    },
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
 }
+USUAL = ("hf_bf16", "paddle_te_bf16", "paddle_te_fp8", "paddle_te_fp8_fused_loss")
 SPEEDUP_OVER = {"× HF": "hf_bf16", "× te bf16": "paddle_te_bf16"}
 
 
@@ -437,10 +455,14 @@ def twin(name):
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = list(PEERS)[:4]
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=usual, metavar="NAME", help=", ".join(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=USUAL, metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     parser.add_argument("--layers", type=int, default=16, help="decoder layers of the model (8B and 7B have 32)")
+    parser.add_argument(
+        "--fit",
+        action="store_true",
+        help="as many layers as all peers have room for, --layers at most, each size by itself",
+    )
     parser.add_argument("--micro_batches", type=int, default=1, help="of a step; default %(default)s")
     timing.add_options(parser, "step", rounds=2, iterations=10, warmup=3, quick=(1, 3, 1))
     return timing.parse_options(parser, argv, ["layers", "micro_batches", "warmup"])
@@ -492,6 +514,38 @@ def summarize(rounds):
         "peak_bytes": rounds[-1]["peak_bytes"],
         "loss": rounds[-1]["loss"],
     }
+
+
+def fitting(arguments, clock, size):
+    """The Size with as many layers as all peers have room for, at most its own.
+
+    A peer that fails in another way than for memory counts as one that fits: its row says why. Raises MemoryError if a
+    peer has no room for one layer.
+    """
+    peers = list(arguments.peers)
+    while peers:
+        if not out_of_memory(peers[0], size, arguments, clock):
+            peers.pop(0)
+        elif size.layers == 1:
+            raise MemoryError(f"{peers[0]} has no room for one layer")
+        else:
+            size = replace(size, layers=size.layers - 1)
+    return size
+
+
+def out_of_memory(name, size, arguments, clock):
+    """Whether a peer has no room for two steps, and those that are timed, at this size."""
+    try:
+        peer = PEERS[name][0](size, device=arguments.device)
+        timing.time_steps(clock, peer, 1, 1)
+        peer.peak_memory()
+        found = None
+    except Exception as error:
+        found = report.OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}")
+    peer = None
+    free_memory()
+    print(f"{name:30} {size.layers} layers {'have no room' if found else 'tried'}", flush=True)
+    return bool(found)
 
 
 def run_size(arguments, clock, size):
@@ -594,7 +648,7 @@ def main(argv=None):
 
     def run(name):
         size = replace(SIZES[name], layers=arguments.layers, micro_batches=arguments.micro_batches)
-        return run_size(arguments, clock, size)
+        return run_size(arguments, clock, fitting(arguments, clock, size) if arguments.fit else size)
 
     what = sizes_in_words(arguments.sizes, SIZES)
     if arguments.micro_batches > 1:

@@ -48,6 +48,7 @@ MODELS = {  # of runs.toml
     "llama-2-7b": replace(step.SIZES["7b-s4096"], layers=32),
     "llama-2-13b": step.Size(Dims(1, 4096, 5120, 13824, 40, 40, 10000.0), 32000, layers=40),
     "qwen2.5-7b": step.SIZES["qwen2.5-7b-s4096"],  # 16 layers
+    "qwen3-8b": replace(step.SIZES["qwen3-8b-s4096"], layers=36),
     "qwen2.5-3b": step.Size(
         Dims(1, 8192, 2048, 11008, 16, 2, 1e6, variant=QWEN2), 151936, layers=36, family="qwen2", tied=True
     ),
@@ -117,6 +118,7 @@ def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="*", choices=RUNS, metavar="NAME", help=", ".join(RUNS))
     parser.add_argument("--steps", type=int, default=12, help="of a run; default %(default)s")
+    parser.add_argument("--layers", type=int, help="of every run's model; default: each run's own")
     parser.add_argument("--warmup", type=int, default=4, help="steps left out at its beginning; default %(default)s")
     parser.add_argument(
         "--largest_batch",
@@ -181,16 +183,13 @@ def start(command, log, timeout):
             return None
 
 
-OUT_OF_MEMORY = re.compile(
-    r"out of memory error.*|CUDA out of memory.*|cannot allocate.*|CUDA_ERROR_OUT_OF_MEMORY.*", re.IGNORECASE
-)
 ERROR = re.compile(r"(?:\w+Error\b|error:|ERROR\]).*", re.IGNORECASE)
 
 
 def last_error(text):
     """The line that says best why a run failed: memory, else the last error, else its last words."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for pattern in (OUT_OF_MEMORY, ERROR):
+    for pattern in (report.OUT_OF_MEMORY, ERROR):
         if found := [match[0] for line in lines if (match := pattern.search(line))]:
             return found[-1][:300]
     return lines[-1][:300] if lines else "no output"
@@ -265,7 +264,7 @@ def find_largest_batch(train, capacity=None):
         row = tries[batch] = train(batch)
         if row["status"] == "ok":
             peaks[batch] = row["peak_bytes"]
-        elif OUT_OF_MEMORY.search(row["reason"]):
+        elif report.OUT_OF_MEMORY.search(row["reason"]):
             refused = batch
         else:
             return {"status": "failed", "reason": f"batch {batch}: {row['reason']}"}
@@ -395,6 +394,8 @@ class Measuring:
             paddleformers=arguments.paddleformers,
             **wanted,
         )
+        if arguments.layers:
+            run = replace(run, size=replace(run.size, layers=arguments.layers))
         row = execute(run.tiny if arguments.tiny else run, conditions)
         found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
         print(f"{name:32} {row['seconds']:6.1f} s  {found}", flush=True)

@@ -10,10 +10,11 @@ from functools import partial
 import pytest
 
 from tools.benchmark import step, timing
-from tools.benchmark.problem import QWEN2, Dims
+from tools.benchmark.problem import QWEN2, QWEN3, Dims
 
 SMALL = step.Size(Dims(2, 24, 64, 112, 4, 2), 96, 2)
 OF_QWEN2 = replace(SMALL, dims=replace(SMALL.dims, variant=QWEN2), family="qwen2")
+OF_QWEN3 = replace(SMALL, dims=replace(SMALL.dims, variant=QWEN3, kv_channels=32), family="qwen3")
 CPU = dict(device="cpu", dtype="float32")
 FP8_HEAD = dict(use_fp8=True, fp8_lm_head=True)
 
@@ -28,14 +29,14 @@ def peer():
     return step.PaddleStep(SMALL, backend="paddle", **CPU)
 
 
-@pytest.mark.parametrize("size", [SMALL, OF_QWEN2], ids=["llama", "qwen2"])
+@pytest.mark.parametrize("size", [SMALL, OF_QWEN2, OF_QWEN3], ids=["llama", "qwen2", "qwen3"])
 def test_parameters_and_operations_are_the_models(size):
     """6 per token and weight of the GEMMs; attention's products besides."""
     parameters = dict(step.PaddleStep(size, backend="paddle", **CPU).model.named_parameters())
     weights = {name: weight for name, weight in parameters.items() if weight.ndim == 2}
     del weights[f"{size.family}.embed_tokens.weight"]
     multiplied = sum(math.prod(weight.shape) for weight in weights.values())
-    attention = size.layers * 3 * 4 * 2 * 24**2 * 64 // 2
+    attention = size.layers * 3 * 4 * 2 * 24**2 * 4 * size.dims.head_dim // 2
     assert size.flops == 6 * size.tokens * multiplied + attention
     biases = [name for name in parameters if name.endswith("bias")]
     assert len(biases) == (size.layers if size.family == "qwen2" else 0)
@@ -51,7 +52,9 @@ def test_batches_differ_and_labels_are_the_next_tokens(peer, monkeypatch):
     assert (calls[0][0] != calls[1][0]).any()
 
 
-def test_it_trains(peer):
+@pytest.mark.parametrize("size", [SMALL, OF_QWEN3], ids=["llama", "qwen3"])
+def test_it_trains(size):
+    peer = step.PaddleStep(size, backend="paddle", **CPU)
     keep_first_batch(peer)
     losses = []
     for _ in range(5):
@@ -133,6 +136,31 @@ def test_a_run_leaves_its_tables(monkeypatch, tmp_path):
     assert "1 layers, vocabulary 96" in table and "**failed**" in table
     line = next(line for line in table.splitlines() if line.startswith("| **all parts** |"))
     assert line.split("|")[2].strip() == f"{sum(part['median'] for part in row['parts_ms'].values()):.2f} (100%)"
+
+
+class Roomy(step.TrainingStep):
+    """A peer that has room for three layers."""
+
+    def step(self):
+        if self.size.layers > 3:
+            raise RuntimeError("ResourceExhaustedError: Out of memory error on nvgpu:0. Cannot allocate 2GB")
+
+    def peak_memory(self):
+        return None
+
+
+def test_as_many_layers_as_all_peers_have_room_for(monkeypatch):
+    """A peer that fails otherwise takes none away."""
+
+    def broken(size, device):
+        raise ValueError("no GPU")
+
+    monkeypatch.setattr(step, "PEERS", {"roomy": (lambda size, device: Roomy(size), ""), "broken": (broken, "")})
+    arguments = step.parse_arguments(["--peers", "broken", "roomy", "--device", "cpu", "--layers", "5", "--fit"])
+    found = step.fitting(arguments, timing.HostClock(), replace(SMALL, layers=5))
+    assert found == replace(SMALL, layers=3)
+    arguments.peers = ["broken"]
+    assert step.fitting(arguments, timing.HostClock(), replace(SMALL, layers=5)).layers == 5
 
 
 def test_each_model_is_compared_with_its_twin_of_tes_pytorch_layers():
