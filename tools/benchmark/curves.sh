@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Loss curves of runs from the same weights:
 #   bash tools/benchmark/curves.sh precisions DATA OUTPUT    none, te in bf16 and te in fp8, on one GPU
+#   bash tools/benchmark/curves.sh recipes DATA OUTPUT       te in bf16 and te in fp8, on one GPU: for a family of which
+#                                                            PaddleNLP has no model, MODEL=Qwen/Qwen3-0.6B
 #   bash tools/benchmark/curves.sh layouts DATA OUTPUT       te in fp8 under TP2, under sharding 2 and on one GPU: two GPUs
 #   bash tools/benchmark/curves.sh states DATA OUTPUT        te in bf16 with each kind of AdamW's state, on one GPU
 #   bash tools/benchmark/curves.sh stored DATA OUTPUT        te in fp8 with SwiGLU's input kept in bf16, in fp8, and in
@@ -13,16 +15,16 @@
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
 # over 20 steps; by default it is 0.01, for states 0.003, for base and stored 0.005. seeds leaves pairs.json instead of loss.png and
 # summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base 150), BATCH
-# (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions and base,
-# by default delayed alone; RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45")
+# (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions, recipes and
+# base, by default only delayed; RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45")
 # may be set. The weights that base begins with are those of START_STEPS (300) steps of pretraining on the same text.
-# With AT_ONCE=1 all runs of precisions, states, stored and base, and the two of each seed, share the GPU at the same time, if
-# its memory suffices:
+# With AT_ONCE=1 all runs of precisions, recipes, states, stored and base, and the two of each seed, share the GPU at the
+# same time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,23s/^# \?//p' "$0" >&2; exit 2; }
-[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts|states|stored|base|seeds)$ ]] || usage
+usage() { sed -n '2,25s/^# \?//p' "$0" >&2; exit 2; }
+[ $# = 3 ] && [[ $1 =~ ^(precisions|recipes|layouts|states|stored|base|seeds)$ ]] || usage
 default_steps=500
 [ "$1" != base ] || default_steps=150
 kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
@@ -72,6 +74,17 @@ finish_runs() {
   return $failed
 }
 
+# start_fp8 FLAG...: te in fp8 with each of RECIPES.
+start_fp8() {
+  local recipe name
+  for recipe in ${RECIPES:-delayed}; do
+    name=te-fp8
+    [ "$recipe" = delayed ] || name+="-$recipe"
+    one_of_several train "$name" "" "$@" --use_fp8 true --fp8_recipe "$recipe"
+    names+=("$name")
+  done
+}
+
 precisions() {
   local start="$work/start/checkpoint-1" whole=("${all_steps[@]}" --per_device_train_batch_size "$batch")
   train start "" "${none[@]}" "${one_step[@]}"
@@ -79,14 +92,17 @@ precisions() {
   one_of_several train none "" "${none[@]}" "${whole[@]}" --te_init_weight_path "$start"
   one_of_several train te-bf16 "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start"
   names=(none te-bf16)
-  local recipe name
-  for recipe in ${RECIPES:-delayed}; do
-    name=te-fp8
-    [ "$recipe" = delayed ] || name+="-$recipe"
-    one_of_several train "$name" "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start" --use_fp8 true \
-      --fp8_recipe "$recipe"
-    names+=("$name")
-  done
+  start_fp8 "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start"
+  finish_runs
+}
+
+recipes() {
+  train start "" "${te[@]}" "${one_step[@]}"
+  local run=("${te[@]}" "${all_steps[@]}" --per_device_train_batch_size "$batch")
+  run+=(--te_init_weight_path "$work/start/checkpoint-1")
+  one_of_several train te-bf16 "" "${run[@]}"
+  names=(te-bf16)
+  start_fp8 "${run[@]}"
   finish_runs
 }
 

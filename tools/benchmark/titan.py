@@ -55,9 +55,9 @@ class TitanRun(Training):
 
     @property
     def model_arguments(self):
-        """Of torchtitan's TransformerModelArgs."""
+        """Of torchtitan's class for the model's sizes, titan_model.ARGUMENTS."""
         dims = self.size.dims
-        return {
+        shared = {
             "dim": dims.hidden,
             "n_layers": self.size.layers,
             "n_heads": dims.heads,
@@ -65,6 +65,11 @@ class TitanRun(Training):
             "vocab_size": self.size.vocabulary,
             "norm_eps": EPSILON,
             "rope_theta": dims.rope_base,
+        }
+        if self.size.family == "qwen3":
+            own = {"head_dim": dims.head_dim, "hidden_dim": dims.ffn, "enable_weight_tying": self.size.tied}
+            return shared | own
+        return shared | {
             # torchtitan rounds 8/3 of dim, times this factor, up to a multiple: two thirds of ffn become ffn
             "ffn_dim_multiplier": dims.ffn / (4 * dims.hidden),
             "multiple_of": dims.ffn,
@@ -92,7 +97,7 @@ class TitanRun(Training):
         ]
         wanted = {
             "job.dump_folder": conditions.folder / "titan",
-            "model.name": "random_llama",
+            "model.name": "random_tokens",
             "model.flavor": "random",
             "training.seq_len": self.size.dims.sequence,
             "training.local_batch_size": self.batch,
@@ -109,6 +114,7 @@ class TitanRun(Training):
         devices = [shown.split(",")[int(number)] for number in conditions.devices] if shown else conditions.devices
         environment = search_path(conditions.torchtitan) | {
             "CUDA_VISIBLE_DEVICES": ",".join(devices),
+            "TITAN_FAMILY": self.size.family,
             "TITAN_MODEL": json.dumps(self.model_arguments),
         }
         return Command(words, environment)

@@ -1,9 +1,10 @@
-"""A Llama on random tokens, for torchtitan's own trainer, which imports this module (--experimental.custom_import) and
-finds the model under the name random_llama.
+"""A Llama or a Qwen3 on random tokens, for torchtitan's own trainer, which imports this module
+(--experimental.custom_import) and finds the model under the name random_tokens.
 
-The environment variable TITAN_MODEL has the arguments of its TransformerModelArgs, as JSON.
+The environment variable TITAN_FAMILY is a key of ARGUMENTS, and TITAN_MODEL has the arguments of its class, as JSON.
 """
 
+import importlib
 import json
 import os
 from dataclasses import replace
@@ -11,10 +12,13 @@ from dataclasses import replace
 import torch
 from torch.utils.data import IterableDataset
 from torchtitan.components.dataloader import ParallelAwareDataloader
-from torchtitan.models import llama3
 from torchtitan.protocols.train_spec import register_train_spec
 
-SIZES = llama3.TransformerModelArgs(**json.loads(os.environ["TITAN_MODEL"]))
+# {family: (torchtitan's module of its model, the class there for its sizes)}
+ARGUMENTS = {"llama": ("llama3", "TransformerModelArgs"), "qwen3": ("qwen3", "Qwen3ModelArgs")}
+NAME, CLASS = ARGUMENTS[os.environ["TITAN_FAMILY"]]
+MODEL = importlib.import_module(f"torchtitan.models.{NAME}")
+SIZES = getattr(MODEL, CLASS)(**json.loads(os.environ["TITAN_MODEL"]))
 
 
 class RandomTokens(IterableDataset):
@@ -45,9 +49,9 @@ def build_dataloader(dp_world_size, dp_rank, tokenizer, job_config):
 
 
 register_train_spec(
-    "random_llama",
+    "random_tokens",
     replace(
-        llama3.get_train_spec(),
+        MODEL.get_train_spec(),
         model_args={"random": SIZES},
         build_dataloader_fn=build_dataloader,
         build_tokenizer_fn=None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.benchmark import throughput, titan
+from tools.benchmark import report, throughput, titan
 from tools.benchmark.trainings import Conditions
 
 # {path: source} of what tools/benchmark/titan_model.py imports and titan.py starts.
@@ -62,6 +62,22 @@ class TrainSpec:
     build_tokenizer_fn: object
 def get_train_spec():
     return TrainSpec({}, None, print)
+""",
+    "torchtitan/models/qwen3.py": """
+from dataclasses import dataclass
+from torchtitan.models.llama3 import TrainSpec, get_train_spec
+@dataclass
+class Qwen3ModelArgs:
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    vocab_size: int
+    head_dim: int
+    hidden_dim: int
+    norm_eps: float
+    rope_theta: float
+    enable_weight_tying: bool
 """,
     "torchtitan/train.py": """
 import importlib, json, os, sys
@@ -132,6 +148,16 @@ def test_it_is_trained_on_random_tokens_of_the_same_number(conditions, monkeypat
     assert seen[0]["inputs"] != seen[1]["inputs"]
 
 
+def test_a_qwen3_is_torchtitans_own(conditions):
+    """Its MLP is as wide as said, and its heads as wide as Qwen3's are, whatever hidden / heads is."""
+    size = throughput.RUNS["titan-qwen3-8b-l12-x1"].tiny.size
+    run = titan.TitanRun(replace(size, dims=replace(size.dims, kv_channels=48)))
+    row = throughput.execute(run, replace(conditions, devices=["0"]))
+    assert row["status"] == "ok", row
+    model = json.loads((conditions.folder / "titan/rank0.json").read_text())["model"]
+    assert (model["hidden_dim"], model["head_dim"], model["enable_weight_tying"]) == (size.dims.ffn, 48, False)
+
+
 def test_numbers_of_its_log(conditions):
     """Of 192 tokens a rank and step, at 12,804 and 12,806 tokens/s behind the warm-up."""
     row = throughput.execute(replace(throughput.RUNS["titan-8b-l16-x2"].tiny, batch=3), conditions)
@@ -157,7 +183,7 @@ def test_a_result_has_both_and_says_what_differs(tmp_path, stand_in, monkeypatch
     result = json.loads(path.read_text())
     large = result["runs"]["large"]
     assert large["status"] == "failed" and large["reason"].startswith("CUDA out of memory")
-    assert throughput.OUT_OF_MEMORY.search(large["reason"])  # so that a search for the largest batch goes on
+    assert report.OUT_OF_MEMORY.search(large["reason"])  # so that a search for the largest batch goes on
     table = path.with_suffix(".md").read_text()
     assert "| titan-8b-l16-x1-rowwise | torchtitan 0.2.2, fp8 rowwise, 2 layers" in table
     assert "**failed**: CUDA out of memory" in table and "Not like for like" in table
