@@ -16,7 +16,7 @@ from paddle_te import typed
 from paddle_te.configs.families import FAMILIES, Family, family_of
 from paddle_te.configs.others import CHANGING, OTHER_WORDS, WITHOUT_MEANING, changes_nothing
 from paddle_te.configs.rope import scaling_of
-from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, Key, keys_of, words_of
+from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, Key, Rotary, keys_of, words_of
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP, no_class
 from paddle_te.options import LAYER_OPTIONS
 from paddle_te.options.removed import REMOVED
@@ -188,7 +188,7 @@ def _check_together(record: Decoder, content: dict[str, Any], keys: Mapping[str,
         return f"{words_of(name, keys[name], theirs)[0] if name in keys else name}={value}"
 
     heads, kv_heads = record.num_attention_heads, record.kv_heads
-    if kv_heads != heads and not hasattr(record, "rope_theta"):
+    if kv_heads != heads and not isinstance(record, Rotary):
         raise ConfigError(f"num_key_value_heads={kv_heads}: it must be {said('num_attention_heads', heads)} or null")
     if heads % kv_heads:
         raise ConfigError(
@@ -199,12 +199,12 @@ def _check_together(record: Decoder, content: dict[str, Any], keys: Mapping[str,
         raise ConfigError(
             f"{said('hidden_size', record.hidden_size)} is no multiple of {said('num_attention_heads', heads)}"
         )
-    if hasattr(record, "rope_theta") and record.head_size % 2:
+    if isinstance(record, Rotary) and record.head_size % 2:
         raise ConfigError(
             f"{said('hidden_size', record.hidden_size)} and {said('num_attention_heads', heads)} make heads of "
             f"{record.head_size} numbers, and rotation takes pairs: an even head_dim is needed"
         )
-    if hasattr(record, "rope_theta"):
+    if isinstance(record, Rotary):
         scaling_of(content)
     _check_tokens(record, content, keys)
 

@@ -8,6 +8,7 @@ from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.job.doors import Door, Name
 from paddle_te.job.record import FINETUNE, PRETRAIN, Job
+from paddle_te.options.scripts import AGAIN
 
 # PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same
 LINES = {
@@ -40,7 +41,7 @@ def job_of_recipe(recipe: Mapping[str, object], world: int = 1, model: ModelSpec
         "bf16": recipe.get("compute_type") == "bf16" or bool(recipe.get("bf16")),
         "recompute": granularity == "full",
         "recompute_granularity": "full",
-        "recompute_modules": recipe.get("recompute_modules") if granularity == "selective" else None,
+        AGAIN: recipe.get(AGAIN) if granularity == "selective" else None,
         "min_learning_rate": recipe.get("min_learning_rate", recipe.get("min_lr", 0.0)),
     }
     if isinstance(reports := recipe.get("report_to"), str):
@@ -51,7 +52,7 @@ def job_of_recipe(recipe: Mapping[str, object], world: int = 1, model: ModelSpec
 
 
 # Options of our layers that PaddleFormers has itself, under the same name, and passes on
-ITS_OWN = ("recompute_modules",)
+ITS_OWN = (AGAIN,)
 
 
 def recompute_lines(job: Job) -> dict[str, object]:

@@ -12,6 +12,7 @@ from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import PADDLENLP
 from paddle_te.options.option import options_of
 from paddle_te.options.scripts import (
+    AGAIN,
     FP8_RECIPES,
     LORA_TARGETS,
     OPTIMIZER,
@@ -242,12 +243,26 @@ class Job(
     @property
     def offloads(self) -> bool:
         """Whether anything lies in host memory."""
-        return self.offload_activations > 0 or self.offload_optimizer > 0
+        return self.layers_on_host > 0 or self.share_on_host > 0
+
+    @property
+    def layers_on_host(self) -> int:
+        """Decoder layers whose activations lie in host memory meanwhile."""
+        return self.offload_activations
+
+    @property
+    def share_on_host(self) -> float:
+        """The share of the optimizer's states that lies in host memory, 0 to 1."""
+        return self.offload_optimizer
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
         """The parts of a layer that backward computes again, where it does not so with whole layers."""
-        return (self.recompute_modules or ()) + ("core_attn",) * (self.recomputed == "core_attn")
+        return self._parts_again + ("core_attn",) * (self.recomputed == "core_attn")
+
+    @property
+    def _parts_again(self) -> tuple[str, ...]:
+        return getattr(self, AGAIN) or ()
 
     @property
     def stores_input_in_fp8(self) -> bool:
@@ -264,8 +279,8 @@ class Job(
         """The flag with which backward computes the input of the MLP's activation again; "" where it is kept."""
         if self.recomputed == "full":
             return "recompute_granularity"
-        if "mlp" in (self.recompute_modules or ()):
-            return "recompute_modules"
+        if "mlp" in self._parts_again:
+            return AGAIN
         return "mlp_chunk_tokens" if self.mlp_chunk_tokens else ""
 
     @property

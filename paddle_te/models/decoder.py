@@ -199,7 +199,7 @@ class DecoderLayer(nn.Layer):
         return self.rope(length)[past:] if position_ids is None else kept_on(position_ids, self.rope.at)
 
 
-def offload_activations(model: nn.Layer) -> None:
+def move_activations(model: nn.Layer) -> None:
     """Let the first decoder layers of a model keep their activations in host memory, as its configuration says.
 
     Raises ValueError for more layers than can.

@@ -1,4 +1,4 @@
-"""Keep AdamW's master weights and moments in pinned host memory (--offload_optimizer), updated piece by piece.
+"""Keep AdamW's master weights and moments in pinned host memory, updated piece by piece.
 
 A piece is some rows of a weight. Its states are copied into a slot on the device, updated there by the same kernel as
 ever, and copied back. Copies in and copies out have a stream each, because the link between host and device carries
@@ -49,7 +49,7 @@ def keep_on_host(optimizer: paddle.optimizer.Optimizer, fraction: float) -> None
         return
     groups = isinstance(optimizer._parameter_list[0], dict)
     if not isinstance(optimizer, paddle.optimizer.AdamW) or groups or optimizer._amsgrad:
-        raise ValueError("--offload_optimizer is AdamW's, without groups of parameters and without amsgrad")
+        raise ValueError("states in host memory are AdamW's, without groups of parameters and without amsgrad")
     if not isinstance(optimizer, FactorAdamW):
         optimizer.__class__ = FactorAdamW
     optimizer.host_states = OptimizerOffload(optimizer, fraction)

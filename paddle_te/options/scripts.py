@@ -322,9 +322,14 @@ class Memory:
 WHOLE_LAYERS = {"recompute": True, "recompute_granularity": "full"}
 
 
+# Flags by which planner and hosts call what they stand for
+AGAIN = "recompute_modules"
+LAYERS_ON_HOST, STATES_ON_HOST = "offload_activations", "offload_optimizer"
+
+
 def again(*modules: str) -> dict[str, object]:
     """The flags with which backward computes these parts of each layer again."""
-    return {"recompute_modules": modules}
+    return {AGAIN: modules}
 
 
 def in_chunks(tokens: int) -> dict[str, object]:

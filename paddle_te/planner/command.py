@@ -20,7 +20,7 @@ from paddle_te import commands, configs
 from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
 from paddle_te.job import Job
 from paddle_te.options import BACKENDS, option
-from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, stored_in_fp8
+from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, STATES_ON_HOST, stored_in_fp8
 from paddle_te.planner import formulas
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand
 from paddle_te.planner.layout import extra_arguments, launcher_arguments, memory_text, shape
@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name, kinds in OPTIMIZER.items():
         parser.add_argument(f"--{name}", choices=kinds, help="as in training; default: the plainest that fits, or pays")
     parser.add_argument(
-        "--offload_optimizer",
+        f"--{STATES_ON_HOST}",
         type=option.FRACTION.argument,
         help="as in training; default: as much as must be for a layout to fit",
     )
@@ -90,7 +90,7 @@ def main() -> int:
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu or at_hand()], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward or "off")
-        flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
+        flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, STATES_ON_HOST)}
         flags = {name: value for name, value in flags.items() if value is not None}
         flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments)
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **flags)
@@ -119,8 +119,8 @@ def _lora(arguments: argparse.Namespace) -> dict[str, object]:
         return {}
     if arguments.quantize_base and arguments.precision != "fp8":
         raise ValueError("--quantize_base fp8 needs --precision fp8: such weights are multiplied in fp8")
-    if arguments.offload_optimizer:
-        raise ValueError("--offload_optimizer with --lora_rank: an adapter's states are too small to be moved")
+    if getattr(arguments, STATES_ON_HOST):
+        raise ValueError(f"--{STATES_ON_HOST} with --lora_rank: an adapter's states are too small to be moved")
     targets = arguments.lora_targets or LORA_TARGETS[0]
     return {
         "lora": True,
@@ -151,8 +151,8 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
 def _offloaded(plan: Plan, model: Model) -> str:
     """The layers whose activations are moved, the share of the optimizer's states, and the host's memory for both."""
     layout = plan.layout
-    words = [f"{layout.offload_activations} layers"] * bool(layout.offload_activations)
-    words += [f"{layout.offload_optimizer:.0%} of states"] * bool(layout.offload_optimizer)
+    words = [f"{layout.layers_on_host} layers"] * bool(layout.layers_on_host)
+    words += [f"{layout.share_on_host:.0%} of states"] * bool(layout.share_on_host)
     return f"{', '.join(words)}: {host_bytes(model, layout) / 1e9:.1f} GB" if words else ""
 
 

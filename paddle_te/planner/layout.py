@@ -10,7 +10,16 @@ from paddle_te.job.record import FLAGS
 from paddle_te.job.words import printed
 from paddle_te.options.launcher import FLAGS as LAUNCHERS
 from paddle_te.options.launcher import OVERLAPS
-from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, WHOLE_LAYERS, again, in_chunks, stored_in_fp8
+from paddle_te.options.scripts import (
+    LAYERS_ON_HOST,
+    LORA_TARGETS,
+    OPTIMIZER,
+    STATES_ON_HOST,
+    WHOLE_LAYERS,
+    again,
+    in_chunks,
+    stored_in_fp8,
+)
 
 # Words of a layout, as tables and results have them: the flag
 _SHORT = {
@@ -33,8 +42,8 @@ COUNTED = (
     *again(),
     *in_chunks(0),
     *stored_in_fp8(True),
-    "offload_activations",
-    "offload_optimizer",
+    LAYERS_ON_HOST,
+    STATES_ON_HOST,
     "release_grads",
 )
 ADAPTER = ("lora_rank", "quantize_base")

@@ -142,7 +142,7 @@ def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: floa
     """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
     layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
-    here = layers - layout.offload_activations  # whose activations are on the device
+    here = layers - layout.layers_on_host  # whose activations are on the device
     kept = kept_of_a_layer(model, layout) * layout.tokens
     kept += 0 if layout.recomputed == "full" else _packed_factors(model, layout)
     kept *= _in_flight(layout, first) / layout.tp
@@ -235,14 +235,14 @@ def state_bytes(layout: Job) -> float:
 
 def states_on_device(local: float, layout: Job) -> float:
     """Of so many weights that a rank has states of, those whose states are on the device at a time."""
-    moved = layout.offload_optimizer * local
+    moved = layout.share_on_host * local
     return local - moved + min(moved, OFFLOADED_AT_ONCE)
 
 
 def states_on_host(model: Model, layout: Job) -> float:
     """Bytes of the optimizer's states that a rank has in host memory, on average over the pipeline's stages."""
     local = model.parameters / (layout.tp * layout.pp * layout.sharding_ranks)
-    return layout.offload_optimizer * state_bytes(layout) * local
+    return layout.share_on_host * state_bytes(layout) * local
 
 
 def fp8_copies(model: Model, layout: Job, last: bool) -> tuple[float, float]:
@@ -323,7 +323,7 @@ def _kept_products(model: Model, layout: Job) -> list[Gemm]:
 
 
 def offloaded_bytes(model: Model, layout: Job) -> float:
-    """Bytes of a layer that --offload_activations moves: all that the layer keeps, and with it the fp8 copies of its
+    """Bytes of a layer that move to host memory: all that the layer keeps, and with it the fp8 copies of its
     weights where they are made for one micro-batch."""
     copies = fp8_copies_of_a_layer(model, layout) if layout.micro_batches == 1 else 0
     return (kept_of_a_layer(model, layout) * layout.tokens + copies) / layout.tp
@@ -331,7 +331,7 @@ def offloaded_bytes(model: Model, layout: Job) -> float:
 
 def host_bytes(model: Model, layout: Job) -> float:
     """Bytes of host memory that are pinned for a GPU."""
-    return layout.offload_activations * offloaded_bytes(model, layout) + states_on_host(model, layout)
+    return layout.layers_on_host * offloaded_bytes(model, layout) + states_on_host(model, layout)
 
 
 def backward_of_a_layer(model: Model, layout: Job) -> float:

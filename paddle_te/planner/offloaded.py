@@ -1,5 +1,7 @@
-"""Which weights have their optimizer states in host memory, and in which pieces they are copied. --offload_optimizer
-(`training.optimizer_offload`) goes by it, and the planner counts by it."""
+"""Choose the weights whose optimizer states lie in host memory, and the pieces in which these are copied.
+
+The optimizer (`optimizer.offloaded_states`) goes by it, and the planner counts by it.
+"""
 
 from __future__ import annotations
 

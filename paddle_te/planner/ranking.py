@@ -68,8 +68,8 @@ def things(layout: Job) -> list[str]:
         "recompute": computed_again(layout),
         "loss in chunks": layout.use_fused_linear_cross_entropy,
         "MLP in chunks": layout.mlp_in_chunks,
-        "activations in host memory": layout.offload_activations,
-        "states in host memory": layout.offload_optimizer,
+        "activations in host memory": layout.layers_on_host,
+        "states in host memory": layout.share_on_host,
     }
     return [name for name, there in has.items() if there]
 

@@ -10,9 +10,11 @@ from typing import Any
 from paddle_te.job import Job, fault
 from paddle_te.options.launcher import OVERLAPS
 from paddle_te.options.scripts import (
+    LAYERS_ON_HOST,
     MASTER_WEIGHTS,
     MOMENTS,
     OFFLOADED_AT_ONCE,
+    STATES_ON_HOST,
     WHOLE_LAYERS,
     again,
     in_chunks,
@@ -111,7 +113,7 @@ def search(
 def _shown_apart(layout: Job) -> tuple[object, ...]:
     """What two layouts that share the model alike must differ in to be both in a Search."""
     computed = layout.recomputed == "full", bool(layout.recomputed_modules)
-    return *computed, layout.offload_activations > 0, layout.offload_optimizer > 0, *layout.optimizer.values()
+    return *computed, layout.layers_on_host > 0, layout.share_on_host > 0, *layout.optimizer.values()
 
 
 def layouts(
@@ -198,21 +200,21 @@ def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, give
     """The layout with the activations of as many layers in host memory as must be, with as many hundredths of the
     optimizer's states, and with both: as many layers as computing hides, and states for the rest; where that is enough,
     and the user has not said how many. states: bytes that are on the device."""
-    if "offload_activations" not in given and layout.pp == 1 and layout.recomputed != "full":
+    if LAYERS_ON_HOST not in given and layout.pp == 1 and layout.recomputed != "full":
         of_a_layer = offloaded_bytes(model, layout)
         count, hidden = math.ceil(lack / of_a_layer), hidden_layers(model, layout, gpu)
         if count <= model.layers - 2:
-            yield layout.but(offload_activations=count)
+            yield layout.but(**{LAYERS_ON_HOST: count})
         if 0 < hidden < count:
-            both = layout.but(offload_activations=hidden)
+            both = layout.but(**{LAYERS_ON_HOST: hidden})
             yield from _states_moved(both, states, lack - hidden * of_a_layer, given)
     yield from _states_moved(layout, states, lack, given)
 
 
 def _states_moved(layout: Job, states: float, lack: float, given: Collection[str]) -> Iterator[Job]:
     hundredths = math.ceil(100 * (lack + OFFLOADED_AT_ONCE * state_bytes(layout)) / states)
-    if "offload_optimizer" not in given and not layout.lora and hundredths <= 100:  # an adapter's weights are too small
-        yield layout.but(offload_optimizer=hundredths / 100)
+    if STATES_ON_HOST not in given and not layout.lora and hundredths <= 100:  # an adapter's weights are too small
+        yield layout.but(**{STATES_ON_HOST: hundredths / 100})
 
 
 def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:

@@ -55,7 +55,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     update = update_ms(own_elements(model, layout, local), layout, gpu)
     backward = (layers * (layer + tp) + head) * 2 / 3
     # activations come back over the same link meanwhile
-    copied = layout.offload_activations * offloaded_bytes(model, layout) / gpu.pcie / 1e6
+    copied = layout.layers_on_host * offloaded_bytes(model, layout) / gpu.pcie / 1e6
     # stages 2 and 3 reduce each micro-batch's gradients, stage 3 gathers the weights for each
     reductions, gathers = m if layout.shards_gradients else 1, m if layout.shards_weights else 1
     communication = reductions * exposed_ms(scatter, 2 * forward, layout, gpu)
@@ -197,7 +197,7 @@ def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:
     layer: ms of a layer, a third of them forward's. The copies out begin behind the first layer's forward and must be
     done before the last one's; those back begin behind the last layer's backward and must be done before the first's.
     """
-    size = layout.offload_activations * offloaded_bytes(model, layout)
+    size = layout.layers_on_host * offloaded_bytes(model, layout)
     copies, beside = size / gpu.pcie / 1e6, model.layers - 2
     waits = max(0.0, copies - beside * layer / 3) + max(0.0, copies - beside * layer * 2 / 3)
     return waits + 2 * size / gpu.hbm / 1e6
@@ -217,7 +217,7 @@ def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
     ahead = min(size, OFFLOADED_AT_ONCE * state_bytes(layout))
     waits = max(0.0, (size - ahead) / gpu.pcie / 1e6 - beside)
     if layout.optimizer_in_backward != "off":
-        late = late_pieces(model, layout.tp, layout.offload_optimizer) if layout.offload_optimizer else 0
+        late = late_pieces(model, layout.tp, layout.share_on_host) if layout.share_on_host else 0
         waits = max(waits, late * PIECE * state_bytes(layout) / gpu.pcie / 1e6)
     return waits + 2 * size / gpu.hbm / 1e6
 

@@ -22,7 +22,7 @@ from paddle_te.job.rules import LAYER_RULES
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
-from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
+from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, move_activations
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
@@ -330,7 +330,7 @@ class TEForCausalLM(_TEModel):
         take_over(self.criterion, TECriterion)
         _take_over_embeddings(self)
         _take_over_norms(self)
-        offload_activations(self)
+        move_activations(self)
         bind_model(self)
 
     def paddlenlps_forward(self, *arguments, **keywords):

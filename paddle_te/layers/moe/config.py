@@ -150,6 +150,10 @@ class MoEConfig(GemmSettings):
         elif topk // kept > experts // groups:
             yield f"moe_router_topk / moe_router_group_topk={topk // kept}: a group has {experts // groups} experts"
 
+    def recomputes(self, part: str) -> bool:
+        """Return whether backward computes "moe" or "moe_act" again."""
+        return part in self.recompute_modules
+
     @property
     def routing(self) -> Routing:
         """Return the `ops.moe.Routing`."""

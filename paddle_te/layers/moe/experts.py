@@ -136,7 +136,7 @@ class GroupedMLP(_Grouped):
             topk=config.moe_router_topk,
             residual=residual,
             activation=config.activation,
-            recompute_activation="moe_act" in config.recompute_modules,
+            recompute_activation=config.recomputes("moe_act"),
             quantizers=(first, second),
             fuse_wgrad_accumulation=config.fuse_wgrad_accumulation,
         )

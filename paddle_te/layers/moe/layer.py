@@ -59,7 +59,7 @@ class MoELayer(_Layer):
         def whole(x: Tensor) -> Tensor:
             return self._forward(x, is_first_microbatch)
 
-        again = "moe" in self.config.recompute_modules and self.training and not x.stop_gradient
+        again = self.config.recomputes("moe") and self.training and not x.stop_gradient
         return recompute(whole, x) if again else whole(x)
 
     def _forward(self, x: Tensor, is_first_microbatch: bool | None) -> Tensor:
