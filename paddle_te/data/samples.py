@@ -22,12 +22,12 @@ FIRST = 100  # records that are looked at before a run starts
 
 
 class Encoder(Protocol):
-    """A tokenizer of `data.tokenizer`. That of a host has no `encoding`."""
+    """A tokenizer of `data.tokenizer`, or a host's."""
 
     kind: str
     eos_token_id: int | None
 
-    def encoding(self, text: str, add_special_tokens: bool) -> Any: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ class SampleMaker:
                 yield self._sample(conversation, encoding, rendered.spans)
 
     def _encoding(self, text: str) -> Any:
-        return self.tokenizer.encoding(text, add_special_tokens=False)  # the template writes them
+        tokenizer: Any = self.tokenizer  # `__post_init__` refuses one without this method
+        return tokenizer.encoding(text, add_special_tokens=False)  # the template writes them
 
     def _sample(self, conversation: Conversation, encoding: Any, spans: list[list[int]]) -> Sample:
         tokens, learned = np.array(encoding.ids, np.int32), token_mask(encoding, spans)

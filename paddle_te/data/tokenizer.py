@@ -19,9 +19,7 @@ from paddle_te.data.tokenizer_folder import CONFIG, FAST, FILES, Folder, Tokeniz
 __all__ = ["Tokenizer", "TokenizerError", "load_tokenizer", "portable_files", "read_tokenizer"]
 
 
-def load_tokenizer(
-    name_or_path: str | Path, model: str | Path | None = None
-) -> Tokenizer | host_tokenizer.HostTokenizer:
+def load_tokenizer(name_or_path: str | Path, model: str | Path | None = None) -> AnyTokenizer:
     """The tokenizer of a folder, or of a name that the host knows and downloads.
 
     model: the folder of the model that generates with it, whose generation_config.json adds to `end_token_ids`.
@@ -33,7 +31,7 @@ def load_tokenizer(
     return tokenizer
 
 
-def _load(name_or_path: str | Path) -> Tokenizer | host_tokenizer.HostTokenizer:
+def _load(name_or_path: str | Path) -> AnyTokenizer:
     path = Path(name_or_path).expanduser()
     if not str(name_or_path) or not path.is_dir():
         return host_tokenizer.named(str(name_or_path))
@@ -164,3 +162,6 @@ def _without_spaces(text: str) -> str:
     for found in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(found, found.strip())
     return text
+
+
+AnyTokenizer = Tokenizer | host_tokenizer.HostTokenizer

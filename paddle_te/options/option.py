@@ -207,10 +207,9 @@ def theirs(kind: Kind, *, default: Any = None, **about: Any) -> Any:
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, theirs))
 def section(cls: type[_Section]) -> type[_Section]:
     """Class decorator: fields for a frozen dataclass to inherit, all of them options, in OPTIONS by name."""
-    options = {n: Option(n, **each.metadata["option"]) for n, each in vars(cls).items() if isinstance(each, Field)}
-    setattr(cls, "OPTIONS", options)  # noqa: B010 (a name that mypy does not know of the class)
+    options = [Option(n, **each.metadata["option"]) for n, each in vars(cls).items() if isinstance(each, Field)]
     # a section has no instances of its own: what a dataclass generates would only take time at each start
-    return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(cls)
+    return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(with_options(*options)(cls))
 
 
 def options_of(*sections: Any) -> tuple[Option, ...]:

@@ -115,7 +115,7 @@ class ThroughputCallback(Callback):
     """
 
     def __init__(
-        self, backend: str, seq_length: int, flops_per_token: float | None = None, peak: float | None = None
+        self, backend: str, seq_length: float, flops_per_token: float | None = None, peak: float | None = None
     ) -> None:
         self.backend, self.seq_length, self.flops_per_token, self.peak = backend, seq_length, flops_per_token, peak
         self.last_step = 0

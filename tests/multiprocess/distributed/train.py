@@ -12,6 +12,7 @@ repairs of "unrepaired". With EMULATED_TE=1 te computes with tests/emulated_te.p
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import sys
@@ -186,13 +187,16 @@ NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded", "unrepaired")
 
 def run(base, variant, output):
     flags = {key: value for key, value in variant.items() if key not in NOT_FLAGS}
-    model_args, data_args, training_args = copy.deepcopy(base[0]), copy.copy(base[1]), copy.copy(base[2])
+    model_args, data_args, training_args = base[0], base[1], copy.copy(base[2])
+    data_args = dataclasses.replace(data_args, **{key: flags.pop(key) for key in [*flags] if hasattr(data_args, key)})
     for key, value in flags.items():
-        arguments = data_args if hasattr(data_args, key) else training_args
-        setattr(arguments, key, IntervalStrategy(value) if key == "save_strategy" else value)
+        setattr(training_args, key, IntervalStrategy(value) if key == "save_strategy" else value)
     training_args.output_dir = str(output / variant["name"])
-    model_args.te_init_weight_path = variant["init"][training_args.transformer_engine_backend]
-    model_args.model_name_or_path = variant["init"].get("model", model_args.model_name_or_path)
+    model_args = dataclasses.replace(
+        model_args,
+        te_init_weight_path=variant["init"][training_args.transformer_engine_backend],
+        model_name_or_path=variant["init"].get("model", model_args.model_name_or_path),
+    )
     paddle.set_default_dtype("float32")
     set_seed(training_args.seed)
     with paddle.utils.unique_name.guard():

@@ -1,24 +1,29 @@
 """Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
 
+import argparse
 import difflib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
+from paddle_te.host import HostArguments
 from paddle_te.job import PRETRAIN, Job, check
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.removed import check_removed
-from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING
+from paddle_te.options.scripts import LAYERS, PRETRAINING, TRAINING, PretrainModel
 from paddle_te.outputs import check_folder
+from paddle_te.runs.rollback import Rollback
 
 
 @dataclass
@@ -30,24 +35,24 @@ class PreTrainingArguments(TrainingArguments):
     SCRIPT = PRETRAIN  # whose flags they are
 
     @property
-    def model_dtype(self):
-        """The weights' dtype: 16 bits with fp16_opt_level O2 alone, since O1 casts what an operation takes."""
+    def model_dtype(self) -> str:
+        """Return the weights' dtype: 16 bits with fp16_opt_level O2 only, since O1 casts what an operation takes."""
         half = "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
         return half if self.fp16_opt_level == "O2" else "float32"
 
     @property
-    def sequence_rank(self):
-        """This rank's place among those that share sequences."""
+    def sequence_rank(self) -> int:
+        """Return this rank's place among those that share sequences."""
         cp = context_parallel(self)
         return cp.rank if cp else 0
 
     @property
-    def should_save_model_state(self):
-        """PaddleNLP's, but for one of the ranks that share sequences: the others have the same weights."""
+    def should_save_model_state(self) -> bool:
+        """Return PaddleNLP's, for one of the ranks that share sequences: the others have the same weights."""
         return super().should_save_model_state and self.sequence_rank == 0
 
-    def __post_init__(self):
-        """Raises ValueError for wrong values and contradictions, before PaddleNLP's initialise fleet."""
+    def __post_init__(self) -> None:
+        """Raise ValueError for wrong values and contradictions, before PaddleNLP's initialise fleet."""
         check_values(self, BOUNDS)
         self._check_saving()
         try:
@@ -56,12 +61,12 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
         except ValueError as error:  # of several lines, some
             raise ValueError(" ".join(str(error).split())) from error
-        if self.ddp_find_unused_parameters is None:  # there are none, and looking for them costs time
+        if getattr(self, "ddp_find_unused_parameters", None) is None:  # there are none; looking for them costs time
             self.ddp_find_unused_parameters = False
         self.test_iters = 10 * self.eval_iters
-        self.rollbacks = []  # runs.rollback.leave_out_broken_batches knows them
+        self.rollbacks: list[Rollback] = []  # runs.rollback.leave_out_broken_batches knows them
 
-    def _check_saving(self):
+    def _check_saving(self) -> None:
         for name in ("output_dir", "logging_dir", "output_signal_dir"):
             if getattr(self, name) is not None:
                 check_folder(f"--{name}", Path(getattr(self, name)).expanduser())
@@ -69,42 +74,45 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
 
 
-def data_seed(arguments):
-    """The seed of the order of the samples."""
+def data_seed(arguments: HostArguments) -> int:
+    """Return the seed of the order of the samples."""
     return arguments.seed if arguments.data_seed is None else arguments.data_seed
 
 
-def check_weights_folder(arguments, flag="model_name_or_path"):
-    """Raises FileNotFoundError where the flag names no folder; before the tokenizer, which may be downloaded."""
+def check_weights_folder(arguments: object, flag: str = "model_name_or_path") -> None:
+    """Raise FileNotFoundError where the flag names no folder; before the tokenizer, which may be downloaded."""
     folder = getattr(arguments, flag)
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"--{flag} {folder}: there is no such folder; weights are not downloaded")
 
 
-@dataclass
-@with_options(*PRETRAIN_MODEL)
-class ModelArguments:
+@dataclass(frozen=True)
+class ModelArguments(PretrainModel):
     """Which model, and how PaddleNLP builds it."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_values(self)
-        self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's name or folder, by default the model's."""
+        return self.tokenizer_name_or_path or self.model_name_or_path
 
 
 class ScriptParser(PdArgumentParser):
     """PaddleNLP's, with one line for what is missing, malformed or no flag. Raises ValueError."""
 
-    def parse(self):
-        """The dataclasses, from the command line, of which the first word may be a JSON file."""
+    def parse(self) -> tuple[Any, ...]:
+        """Return the dataclasses, from the command line, of which the first word may be a JSON file."""
         if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
             return self.parse_json_file_and_cmd_lines()
         return self.parse_args_into_dataclasses()
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message} (--help lists the flags)")
 
-    def read_json(self, json_file):
-        """The flags that a JSON file gives. Raises ValueError for one that gives none, FileNotFoundError."""
+    def read_json(self, json_file: str) -> list[str]:
+        """Return the flags that a JSON file gives. Raise ValueError for one that gives none, FileNotFoundError."""
         try:
             content = json.loads(Path(json_file).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
@@ -117,7 +125,9 @@ class ScriptParser(PdArgumentParser):
             del words[start : start + 2]
         return words
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         check_removed(sys.argv[1:] if args is None else args)
         flags, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -136,7 +146,9 @@ class ArgumentParser(ScriptParser):
     fleet. Raises JobError, a ValueError.
     """
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         flags, rest = super().parse_known_args(args, namespace)
         script = next(record.SCRIPT for record in self.dataclass_types if hasattr(record, "SCRIPT"))
         said = configs.read_model(flags.model_name_or_path)

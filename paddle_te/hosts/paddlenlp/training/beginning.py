@@ -1,10 +1,12 @@
 """How a training command begins: its arguments, its device and its folder, and the checkpoint that it goes on from."""
 
 import logging
+from typing import Any
 
 import paddle
 
 from paddle_te import device, upstream
+from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser
 from paddle_te.hosts.paddlenlp.training.resharding import check_resumable
 from paddle_te.hosts.paddlenlp.training.resuming import find_to_resume
@@ -15,8 +17,8 @@ from paddle_te.training.liveness import keep_folder, show_signs_of_life
 logger = logging.getLogger(__name__)
 
 
-def parse_arguments(*classes):
-    """The command line as objects of these dataclasses, with Paddle's code repaired before they are made.
+def parse_arguments(*classes: type) -> tuple[Any, ...]:
+    """Return the command line as objects of these dataclasses, with Paddle's code repaired before they are made.
 
     The launcher learns that this rank is there. Raises ValueError for wrong arguments, and for a version of Paddle or
     PaddleNLP that the repairs were not made for.
@@ -28,8 +30,8 @@ def parse_arguments(*classes):
     return arguments
 
 
-def find_start(args):
-    """The checkpoint folder from which the run goes on, as str, or None for a start from scratch.
+def find_start(args: HostArguments) -> str | None:
+    """Return the checkpoint folder from which the run goes on, as str, or None for a start from scratch.
 
     From here on Paddle computes on the device of the TrainingArguments `args`, and no other run may write into their
     output_dir. Raises as `device.check_name`, `liveness.keep_folder` and `resuming.find_to_resume`.
@@ -40,8 +42,8 @@ def find_start(args):
     return find_to_resume(args)
 
 
-def start_from(checkpoint, args):
-    """Prepares the TrainingArguments `args` for a start from `checkpoint`, or from scratch where it is None.
+def start_from(checkpoint: str | None, args: HostArguments) -> None:
+    """Prepare the TrainingArguments `args` for a start from `checkpoint`, or from scratch where it is None.
 
     They leave out the batches that have broken the run before. Raises ValueError for a checkpoint from which this run
     cannot go on, checkpoints that a new run would overwrite, and a damaged record of rollbacks.

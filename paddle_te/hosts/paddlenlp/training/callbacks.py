@@ -1,16 +1,22 @@
 """Callbacks for PaddleNLP's Trainer beside those that all hosts have."""
 
+from typing import Any
+
 from paddlenlp.trainer import IntervalStrategy, TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
+from paddle_te.host import HostArguments, HostTrainer
 from paddle_te.hosts.paddlenlp.training.early_stopping import EarlyStoppingCallback
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback
 from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, ProfilerCallback
 from paddle_te.hosts.paddlenlp.training.progress import ProgressBarCallback
 from paddle_te.job import PRETRAIN
 from paddle_te.runs import screen
+from paddle_te.runs.transfers import Transfer
+from paddle_te.training.callback import Control, State
 from paddle_te.training.lines import LinesCallback
 from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
+from paddle_te.training.signals import ExitSignalCallback
 from paddle_te.training.throughput import ThroughputCallback
 
 
@@ -20,10 +26,10 @@ class TransfersCallback(TrainerCallback):
     transfers: the Trainer's list of `runs.transfers.Transfer`, of which this takes them away.
     """
 
-    def __init__(self, transfers):
+    def __init__(self, transfers: list[Transfer]) -> None:
         self._transfers = transfers
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: HostArguments, state: State, control: Control, logs: dict[str, Any], **kwargs: Any) -> None:
         while self._transfers:
             logs.update(self._transfers.pop(0).values())
 
@@ -32,7 +38,7 @@ class LastStepCallback(TrainerCallback):
     """Logs the steps behind the last log line, and in pretraining saves those behind the last checkpoint: PaddleNLP's
     Trainer loses them where --max_steps is no multiple. Fine-tuning saves its model in the end."""
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if state.global_step < state.max_steps:
             return
         control.should_log = control.should_log or args.logging_strategy == IntervalStrategy.STEPS
@@ -43,8 +49,8 @@ class LastStepCallback(TrainerCallback):
             control.should_evaluate = True  # else the last checkpoint could not be the best
 
 
-def install_callbacks(trainer, exit_signal=None):
-    """Gives a PaddleNLP Trainer this module's callbacks and those of `training` and `profiling`.
+def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | None = None) -> None:
+    """Give a PaddleNLP Trainer this module's callbacks and those of `training` and `profiling`.
 
     In front of all others, so that VisualDL's passes on what they add to the logs (those of the Trainer's own argument
     `callbacks` come behind it), and with a progress bar in place of the Trainer's. exit_signal: an ExitSignalCallback

@@ -6,19 +6,24 @@ both see the same batches in the same order. What is wrong with the data is told
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import paddle.distributed as dist
-from paddlenlp.data import Stack, causal_dataset
+from numpy.typing import NDArray
+from paddlenlp.data import causal_dataset
 from paddlenlp.data.causal_dataset import get_datasets_weights_and_num_samples, get_train_valid_test_split_
 
 from paddle_te.data import corpus, index_cache
 from paddle_te.data.index_cache import SPLITS
 from paddle_te.data.mock import MockDataset
+from paddle_te.data.tokenizer import AnyTokenizer
+from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
-from paddle_te.options import check_values, with_options
-from paddle_te.options.scripts import PRETRAIN_DATA, proportions
+from paddle_te.options import check_values
+from paddle_te.options.scripts import PretrainData, proportions
 from paddle_te.runs.identity import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -28,30 +33,37 @@ DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
 DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
 
 
-@dataclass
-@with_options(*PRETRAIN_DATA)
-class DataArguments:
-    """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours, and DOCUMENT_FLAGS
-    are Megatron's."""
+Datasets = Sequence[Any]  # of the parts of a run; None for a part that it does not have
 
-    def __post_init__(self):
+
+@dataclass(frozen=True)
+class DataArguments(PretrainData):
+    """What to train on. Names and defaults are PaddleNLP's; mock_data is ours, and DOCUMENT_FLAGS are Megatron's."""
+
+    def __post_init__(self) -> None:
         check_values(self)
 
 
-def collate_fn(samples, vocab_size=None, stack=Stack()):  # noqa: B008 (Stack has no state)
-    """Batch of ``{"text": [s + 1]}`` to ``{"input_ids": int64 [b, s], "labels": int64 [b, s]}``.
+def collate_fn(samples: Sequence[Mapping[str, Any]], vocab_size: int | None = None) -> dict[str, NDArray[np.int64]]:
+    """Return a batch of ``{"text": [s + 1]}``: ``{"input_ids": int64 [b, s], "labels": int64 [b, s]}``.
 
     ``labels[:, i]`` is the token after ``input_ids[:, i]``: PaddleNLP's criterion does not shift. Raises ValueError for
     a token id that is not below vocab_size (None: not checked).
     """
-    tokens = stack([sample["text"] for sample in samples])
+    tokens = np.stack([sample["text"] for sample in samples])
     if vocab_size is not None:
         corpus.check_sequences(tokens, vocab_size)
     return {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
 
 
-def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_size=None, train_samples=None):
-    """Datasets of a pretraining run.
+def create_pretrained_dataset(
+    data_args: DataArguments,
+    training_args: HostArguments,
+    tokenizer: AnyTokenizer | None = None,
+    vocab_size: int | None = None,
+    train_samples: int | None = None,
+) -> Datasets:
+    """Return the datasets of a pretraining run.
 
     Args:
         data_args: `DataArguments`.
@@ -107,24 +119,24 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     )
 
 
-def data_identity(data_args, seed, train_samples=None):
-    """{name: value}: two runs where these are equal read the same samples in the same order.
+def data_identity(data_args: DataArguments, seed: int, train_samples: int | None = None) -> dict[str, object]:
+    """Return {name: value}: two runs where these are equal read the same samples in the same order.
 
     train_samples: how many the run reads; None where it does not train. Raises ValueError where there is no such data.
     """
-    identity = {"max_seq_length": data_args.max_seq_length, "seed": seed}
+    identity: dict[str, object] = {"max_seq_length": data_args.max_seq_length, "seed": seed}
     identity |= {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
     if data_args.mock_data:
         return {"source": "random tokens"} | identity
     data = find_data(data_args)
     weights = data[::2] if data[1::2] else [1.0]
-    paths = [prefix + suffix for prefix in data[1::2] or data for suffix in (".idx", ".bin")]
+    paths = [prefix + suffix for prefix in corpus.prefixes_of(data) for suffix in (".idx", ".bin")]
     if train_samples:
         identity["shuffled together"] = passes(data, data_args, train_samples)
     return {"source": fingerprint(paths, weights), "split": data_args.split} | identity
 
 
-def passes(data, data_args, train_samples):
+def passes(data: list[str | float], data_args: DataArguments, train_samples: int) -> str:
     """How PaddleNLP shuffles the training samples, as text: "1 pass" over the documents, or "3 passes"; "and the last
     apart" where less than four fifths of that one are read. The order is another one where this differs.
 
@@ -135,10 +147,10 @@ def passes(data, data_args, train_samples):
         return ", ".join(
             _passes(prefix, data_args, count) for prefix, (count, *_) in zip(prefixes, counts, strict=True)
         )
-    return _passes(data[0], data_args, train_samples)
+    return _passes(str(data[0]), data_args, train_samples)
 
 
-def _passes(prefix, data_args, count):
+def _passes(prefix: str, data_args: DataArguments, count: int) -> str:
     index, length = corpus.read_index(prefix), data_args.max_seq_length
     end = get_train_valid_test_split_(data_args.split, len(index.sizes))[1]
     tokens = int(index.sizes[:end].sum(dtype=np.int64))
@@ -148,8 +160,8 @@ def _passes(prefix, data_args, count):
     return f"{number} pass{'es' * (number > 1)}" + " and the last apart" * apart
 
 
-def count_samples(training_args):
-    """Samples of the train, valid and test datasets, over all data-parallel ranks; 0 for what the run does not do.
+def count_samples(training_args: HostArguments) -> list[int]:
+    """Return the samples of the train, valid and test datasets, over all data-parallel ranks; 0 for what is not done.
 
     Raises:
         ValueError: do_train without a positive max_steps.
@@ -169,12 +181,14 @@ def count_samples(training_args):
     ]
 
 
-def find_data(data_args):
-    """`corpus.find_data` of the run's arguments."""
+def find_data(data_args: DataArguments) -> list[str | float]:
+    """Return `corpus.find_data` of the run's arguments."""
     return corpus.find_data(data_args.input_dir)
 
 
-def _check_splits(prefixes, data_args, training_args, vocab_size):
+def _check_splits(
+    prefixes: Sequence[str], data_args: DataArguments, training_args: HostArguments, vocab_size: int | None
+) -> None:
     """Refuse data that leaves nothing for something the run does, or that PaddleNLP cannot blend."""
     split = data_args.split
     needed = {name: f"do_{flag}" for name, flag in DO_FLAGS.items() if getattr(training_args, f"do_{flag}")}
@@ -188,7 +202,9 @@ def _check_splits(prefixes, data_args, training_args, vocab_size):
             raise ValueError(f"split {split!r} leaves {name} no document of {empty}: give {name} a larger share, or 0")
 
 
-def check_data(prefix, data_args, needed, vocab_size=None):
+def check_data(
+    prefix: str, data_args: DataArguments, needed: Mapping[str, str], vocab_size: int | None = None
+) -> list[int]:
     """Refuse a .bin/.idx pair that is damaged, or cannot give one sequence for each split of `needed` ({name: flag}).
 
     Returns:
@@ -215,8 +231,8 @@ def check_data(prefix, data_args, needed, vocab_size=None):
     return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
-def _check_index_builder():
-    """PaddleNLP meets a missing package on the first rank only, while the others wait for it."""
+def _check_index_builder() -> None:
+    """Refuse a missing package, which PaddleNLP meets on the first rank only, while the others wait for it."""
     try:
         from fast_dataindex import helpers  # noqa: F401
     except ImportError as error:
@@ -225,13 +241,15 @@ def _check_index_builder():
         ) from error
 
 
-def _makes_orders(data_args):
-    """Whether this process makes what others of the folder read, as PaddleNLP chooses it."""
+def _makes_orders(data_args: DataArguments) -> bool:
+    """Return whether this process makes what others of the folder read, as PaddleNLP chooses it."""
     local_rank = int(os.environ.get("PADDLE_RANK_IN_NODE", 0))
     return (dist.get_rank() if data_args.share_folder else local_rank) == 0
 
 
-def _where_orders_lie(data, data_args, training_args):
+def _where_orders_lie(
+    data: list[str | float], data_args: DataArguments, training_args: HostArguments
+) -> list[str | float]:
     """The data as `find_data` returns them, with prefixes beside which PaddleNLP's orders of samples can be written:
     the data's own, or links to them."""
     prefixes, cache = corpus.prefixes_of(data), data_args.data_cache
@@ -241,9 +259,9 @@ def _where_orders_lie(data, data_args, training_args):
         cache = os.path.join(training_args.output_dir, index_cache.FOLDER)
         logger.info(f"{data_args.input_dir} cannot be written: the indices of samples go to {cache}")
     links = [index_cache.linked(prefix, cache) for prefix in prefixes]
-    return [item for pair in zip(data[::2], links, strict=True) for item in pair] if data[1::2] else links
+    return [item for pair in zip(data[::2], links, strict=True) for item in pair] if data[1::2] else [*links]
 
 
-def _writable(folder):
+def _writable(folder: str) -> bool:
     cache = os.path.join(folder, index_cache.FOLDER)
     return os.access(cache if os.path.isdir(cache) else folder, os.W_OK)

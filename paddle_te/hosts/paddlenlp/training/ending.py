@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
@@ -18,8 +19,8 @@ GO_ON = "Complete checkpoints are untouched: --resume_from_checkpoint auto goes 
 
 
 @contextlib.contextmanager
-def refusing_wrong_input():
-    """Ends the process with status 2 where the block raises an error in the arguments or the data.
+def refusing_wrong_input() -> Iterator[None]:
+    """End the process with status 2 where the block raises an error in the arguments or the data.
 
     The user reads one line: the launcher prints the end of the failing rank's log.
     """
@@ -33,7 +34,7 @@ def refusing_wrong_input():
 
 
 @screen.shown()
-def run_to_end(command):
+def run_to_end(command: Callable[[], object]) -> None:
     """Calls command(). Ends the process with 2 for a checkpoint that turns out not to be whole, with 1 where a
     checkpoint or another file could not be written or numbers are not finite, with `runs.rollback.ROLLED_BACK` where
     the run is to be started again."""

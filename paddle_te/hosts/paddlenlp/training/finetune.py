@@ -16,7 +16,9 @@ from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te.data.questions import IGNORED
+from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.fp8 import stored_scaling
+from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import (
@@ -30,6 +32,7 @@ from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
+from paddle_te.hosts.paddlenlp.training.datasets import Datasets
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import (
     Collator,
@@ -68,7 +71,12 @@ from paddle_te.weights.verification import SIZE
 logger = logging.getLogger(__name__)
 
 
-def make_config(model_args, data_args, training_args, datasets):
+def make_config(
+    model_args: FinetuneModelArguments,
+    data_args: FinetuneDataArguments,
+    training_args: HostArguments,
+    datasets: Datasets,
+) -> HostConfig:
     backend = training_args.transformer_engine_backend
     dtype = training_args.model_dtype
     in_fp8 = training_args.use_fp8 or Job.of(training_args).stores_input_in_fp8
@@ -88,7 +96,7 @@ def make_config(model_args, data_args, training_args, datasets):
     return config
 
 
-def make_model(config, model_args, training_args):
+def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
     make = model_class(config)
     in_fp8, verify = model_args.quantize_base is not None, training_args.verify_checkpoint
     model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8, verify)
@@ -97,17 +105,17 @@ def make_model(config, model_args, training_args):
     return add_lora(model, model_args, training_args) if model_args.lora else model
 
 
-def add_lora(model, model_args, training_args):
+def add_lora(model: HostModel, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
         return load_lora(model, model_args.lora_path, backend, training_args.verify_checkpoint)
-    config = new_adapter(model_args, training_args)
+    config: HostConfig = new_adapter(model_args, training_args)
     config.base_model_name_or_path = model_args.model_name_or_path
     return lora_model_class(backend)(model, config)
 
 
-def new_adapter(model_args, training_args):
-    """The LoRAConfig that the flags ask for; None where they ask for none, or for one that is there."""
+def new_adapter(model_args: FinetuneModelArguments, training_args: HostArguments) -> HostConfig | None:
+    """Return the LoRAConfig that the flags ask for; None where they ask for none, or for one that is there."""
     if not model_args.lora or model_args.lora_path:
         return None
     return lora_config(
@@ -121,7 +129,13 @@ def new_adapter(model_args, training_args):
     )
 
 
-def make_trainer(model, data_args, training_args, tokenizer, datasets):
+def make_trainer(
+    model: HostModel,
+    data_args: FinetuneDataArguments,
+    training_args: HostArguments,
+    tokenizer: AnyTokenizer,
+    datasets: Datasets,
+) -> FinetuningTrainer:
     """datasets: (train, dev)."""
     train, dev = datasets
     masked = data_args.zero_padding and needs_mask(training_args.transformer_engine_backend)
@@ -135,13 +149,15 @@ def make_trainer(model, data_args, training_args, tokenizer, datasets):
     )
 
 
-def train_and_save(trainer, checkpoint, finished, exit_signal):
-    """Trains what is left of the run and saves the fine-tuned model.
+def train_and_save(
+    trainer: FinetuningTrainer, checkpoint: str | None, finished: bool, exit_signal: ExitSignalCallback
+) -> bool:
+    """Train what is left of the run and save the fine-tuned model.
 
     Returns: False where a signal has stopped the run before its last step: the model is not saved, the run is to be
     resumed.
     """
-    if finished:
+    if checkpoint and finished:
         trainer.load_weights(final_weights(checkpoint, trainer.args))
     else:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -151,12 +167,12 @@ def train_and_save(trainer, checkpoint, finished, exit_signal):
     return True
 
 
-def merged_folder(training_args):
+def merged_folder(training_args: HostArguments) -> Path:
     return Path(training_args.output_dir, "merged")
 
 
-def merge(trainer, model_args, tokenizer):
-    """Writes the model with the adapter in its weights, in the layout of the run's layers. One process does.
+def merge(trainer: FinetuningTrainer, model_args: FinetuneModelArguments, tokenizer: AnyTokenizer) -> None:
+    """Write the model with the adapter in its weights, in the layout of the run's layers. One process does.
 
     It reads the base's files once more, tensor by tensor, so that neither fp8 nor a layout of ranks matters.
     """
@@ -165,7 +181,7 @@ def merge(trainer, model_args, tokenizer):
     if args.process_index != 0:
         return
     base, folder = model_args.model_name_or_path, merged_folder(args)
-    adapter = args.output_dir if args.do_train else model_args.lora_path
+    adapter = args.output_dir if args.do_train else str(model_args.lora_path)
     kind, wanted = open_checkpoint(base).layout.kind, "pd" if args.transformer_engine_backend == "none" else "te"
     beat = Heartbeat().beat
     try:
@@ -190,7 +206,7 @@ def merge(trainer, model_args, tokenizer):
     logger.info(f"{folder} is complete: the model of {base} with the adapter in {adapter} in its weights")
 
 
-def finetune():
+def finetune() -> None:
     exit_signal = ExitSignalCallback()
     with refusing_wrong_input():
         model_args, data_args, training_args = parse_arguments(
@@ -201,8 +217,8 @@ def finetune():
         if checkpoint:
             check_fp8_state(checkpoint, training_args)
         set_seed(training_args.seed)
-        tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
-        template = chat_template(data_args, tokenizer, model_args.tokenizer_name_or_path)
+        tokenizer = load_tokenizer(model_args.tokenizer)
+        template = chat_template(data_args, tokenizer, model_args.tokenizer)
         datasets = create_datasets(data_args, tokenizer, template, training_args.do_train, training_args.do_eval)
         if training_args.do_train:
             check_whole_step(len(datasets[0]), training_args)
@@ -212,7 +228,8 @@ def finetune():
         course = make_course(len(train), checkpoint, training_args) if train else None
         identity = data_identity(data_args, template, data_seed(training_args)) if train else None
         if checkpoint:
-            quantized = stored_scaling(fp8_recipe(config)).words if model_args.quantize_base else None
+            recipe = fp8_recipe(config) if model_args.quantize_base else None
+            quantized = stored_scaling(recipe).words if recipe else None
             values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
             check_fits(checkpoint, values, identity, training_args)
         finished = is_finished(course, training_args)
@@ -222,7 +239,9 @@ def finetune():
 
     trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
     screen.keep_details(training_args.output_dir, training_args.process_index)
-    trainer.data_identity, trainer.course = identity, course
+    trainer.data_identity = identity
+    if course:
+        trainer.course = course
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring one where it is needed
     mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
@@ -237,6 +256,6 @@ def finetune():
         merge(trainer, model_args, tokenizer)
 
 
-def main():
-    """The command. Ends the process with 2 for wrong arguments or data, else as `run_to_end` says."""
+def main() -> None:
+    """Fine-tune as the command line says. Exit with 2 for wrong arguments or data, else as `run_to_end` says."""
     run_to_end(finetune)

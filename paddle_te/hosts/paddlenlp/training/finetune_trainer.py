@@ -3,36 +3,42 @@
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
-from paddle_te.data.course import shuffled
+from paddle_te.data.course import Order, shuffled
 from paddle_te.data.fillers import WithFillers
 from paddle_te.distributed import gather_objects
+from paddle_te.host import HostArguments, HostConfig, HostTrainer
 from paddle_te.hosts.paddlenlp.modeling import counting_accuracy
 from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     check_weights_folder,
     data_seed,
 )
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import Samples
 from paddle_te.hosts.paddlenlp.training.step_sampler import StepSampler
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.job import FINETUNE
-from paddle_te.options import check_values, with_options
-from paddle_te.options.scripts import FINETUNE_MODEL
+from paddle_te.options import check_values
+from paddle_te.options.scripts import FinetuneModel
 from paddle_te.training.throughput import ThroughputCallback, model_flops_per_token
 
 
-@dataclass
-@with_options(*FINETUNE_MODEL)
-class FinetuneModelArguments:
+@dataclass(frozen=True)
+class FinetuneModelArguments(FinetuneModel):
     """Which model, and what of it is trained."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_values(self)
         check_weights_folder(self)
-        self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's name or folder, by default the model's."""
+        return self.tokenizer_name_or_path or self.model_name_or_path
 
 
 @dataclass
@@ -42,14 +48,16 @@ class FinetuningArguments(PreTrainingArguments):
 
     SCRIPT = FINETUNE
 
-    def __post_init__(self):
-        if self.do_eval and self.evaluation_strategy == "no":  # where the Trainer's own choice is each logging step
+    def __post_init__(self) -> None:
+        if (
+            self.do_eval and getattr(self, "evaluation_strategy", "no") == "no"
+        ):  # where the Trainer's own choice is each logging step
             self.evaluation_strategy = "steps" if self.eval_steps else "epoch"
         super().__post_init__()
 
 
-def check_whole_step(samples, args):
-    """Raises ValueError where the run would leave out its only step, which so many samples do not fill."""
+def check_whole_step(samples: int, args: HostArguments) -> None:
+    """Raise ValueError where the run would leave out its only step, which so many samples do not fill."""
     sizes = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.dataset_world_size
     if args.dataloader_drop_last and samples < math.prod(sizes):
         raise ValueError(
@@ -63,17 +71,19 @@ class FinetuningTrainer(PretrainingTrainer):
 
     evaluate = Trainer.evaluate
 
-    def __init__(self, *args, train_dataset=None, eval_dataset=None, **kwargs):
+    def __init__(
+        self, *args: Any, train_dataset: Samples | None = None, eval_dataset: Samples | None = None, **kwargs: Any
+    ) -> None:
         kwargs["train_dataset"] = None if train_dataset is None else WithFillers(train_dataset)
         kwargs["eval_dataset"] = None if eval_dataset is None else WithFillers(eval_dataset)
         super().__init__(*args, labels_vary=True, **kwargs)
 
-    def _order(self):
-        """Another one in each pass: the same in every layout of ranks, and after a resume."""
+    def _order(self) -> Order:
+        """Return another order in each pass: the same in every layout of ranks, and after a resume."""
         return shuffled(self.course.samples, data_seed(self.args))
 
-    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
-        """With the accuracy: the share of all labels, of all batches and ranks, that the model finds likeliest."""
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Add the accuracy: the share of all labels, of all batches and ranks, that the model finds likeliest."""
         with counting_accuracy(self.model) as accuracy:
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         everyone = gather_objects((accuracy.right.item(), accuracy.count.item()), self.args.world_size)
@@ -82,23 +92,23 @@ class FinetuningTrainer(PretrainingTrainer):
             output.metrics[f"{metric_key_prefix}_accuracy"] = right / count
         return output
 
-    def final_metrics(self):
+    def final_metrics(self) -> dict[str, Any]:
         """What evaluating the finished model gives. Where the last step was evaluated, and its weights stay, that is
         known."""
         known = [entry for entry in self.state.log_history or () if entry["step"] == self.state.global_step]
         return known[-1] if known and not self.args.load_best_model_at_end else self.evaluate()
 
-    def _get_eval_sampler(self, eval_dataset):
+    def _get_eval_sampler(self, eval_dataset: WithFillers) -> StepSampler:
         args = self.args
         ranks = dict(ranks=args.dataset_world_size, rank=args.dataset_rank)
         return StepSampler(eval_dataset, args.per_device_eval_batch_size, **ranks)
 
 
-def count_real_tokens(trainer, config, tokens, lora):
-    """Lets ThroughputCallback count the tokens of a mean sample instead of max_length, and LoRA's smaller backward."""
+def count_real_tokens(trainer: HostTrainer, config: HostConfig, tokens: float, lora: bool) -> None:
+    """Let ThroughputCallback count the tokens of a mean sample instead of max_length, and LoRA's smaller backward."""
     config = copy.deepcopy(config)
     config.seq_length = tokens
-    flops = model_flops_per_token(config)
+    flops: float = model_flops_per_token(config)
     if lora:
         config.seq_length = 0
         flops -= model_flops_per_token(config) / 3  # a frozen weight has no gradient: 4 instead of 6 a weight

@@ -3,17 +3,20 @@
 import contextlib
 import logging
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import paddle
 
 from paddle_te import commands, configs, device
+from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.job import Job
 from paddle_te.job.words import printed
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
-from paddle_te.planner import GPUS, Model, memory_of_step
+from paddle_te.planner import GPUS, Gpu, Model, memory_of_step
 from paddle_te.planner.layout import adapter_flags, extra_arguments, shape
 from paddle_te.planner.memory import lacking
 from paddle_te.planner.remedies import bill, remedies
@@ -30,7 +33,7 @@ SMALLER = 0.98  # of what has failed: the planner was seen to be wrong by up to 
 
 
 @contextlib.contextmanager
-def advised(config, args, name, lora=None):
+def advised(config: HostConfig, args: HostArguments, name: str, lora: HostModel = None) -> Iterator[None]:
     """Ends training that runs out of memory with RunEnded, whose line says how much was wanted and, where the planner
     knows the run, what else would fit. The details have the error itself.
 
@@ -65,13 +68,13 @@ class Shortage:
     total: int | None
 
     @classmethod
-    def of(cls, problem):
-        """problem: the error's words."""
+    def of(cls, problem: str) -> Self:
+        """Return the Shortage of this device. problem: the error's words."""
         wanted, free = (_bytes(pattern.search(problem)) for pattern in (WANTED, FREE))
         name = f"{paddle.device.get_device()} ({device_name()})"
         return cls(name, wanted, free, *device.memory_in_use(), device.total_memory())
 
-    def told(self):
+    def told(self) -> str:
         unused = self.kept - self.tensors
         sizes = [
             (self.wanted, "more wanted"),
@@ -83,31 +86,33 @@ class Shortage:
         return f"out of memory on {self.device}: {', '.join(words)}."
 
 
-def _bytes(found):
-    """Of a match of a number and its unit, which Paddle counts in powers of 1024."""
+def _bytes(found: re.Match[str] | None) -> float | None:
+    """Return the bytes of a match of a number and its unit, which Paddle counts in powers of 1024."""
     return found and float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")
 
 
-def _gb(size):
+def _gb(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"
 
 
-def lora_of(model):
-    """The flags of a TELoRAModel. Other target_modules than those of a flag count as all."""
+def lora_of(model: HostModel) -> dict[str, Any]:
+    """Return the flags of a TELoRAModel. Other target_modules than those of a flag count as all."""
     there = {*model.lora_config.target_modules}
     targets = next((name for name in TARGETS if {*target_modules(name)} == there), "all")
     base = None if model.base_precision is None else "fp8"
     return {"lora": True, "lora_rank": model.lora_config.r, "lora_targets": targets, "quantize_base": base}
 
 
-def job_of_run(config, args, lora=None):
-    """The Job of a run whose samples are as long as its model's seq_length. lora: `lora_of`'s flags."""
+def job_of_run(config: HostConfig, args: HostArguments, lora: Mapping[str, Any] | None = None) -> Job:
+    """Return the Job of a run whose samples are as long as its model's seq_length. lora: `lora_of`'s flags."""
     length = {"max_seq_length": config.seq_length, "max_length": config.seq_length}
     return Job.of(args, script=args.SCRIPT, world=args.world_size, **length, **(lora or {}))
 
 
-def advice(config, args, gpu_name, name, lora=None):
-    """The memory of the run's layout by part, layouts that need less and fit, and the command that lists all of them.
+def advice(
+    config: HostConfig, args: HostArguments, gpu_name: str, name: str, lora: Mapping[str, Any] | None = None
+) -> str:
+    """Return the memory of the layout by part, layouts that need less and fit, and the command that lists all of them.
 
     gpu_name: as its driver says it. name: the model's. lora: of an adapter that is trained alone.
     """
@@ -123,7 +128,7 @@ def advice(config, args, gpu_name, name, lora=None):
     return told + "All layouts: " + commands.line("plan", configs.name_of(name), *" ".join(flags).split())
 
 
-def _what_fits(model, layout, gpu):
+def _what_fits(model: Model, layout: Job, gpu: Gpu) -> str:
     change, plans = remedies(model, layout, _with_less(model, layout, gpu), SUGGESTIONS)
     if not plans:
         return "No layout of these GPUs with as many tokens a step needs less and fits. "
@@ -132,15 +137,15 @@ def _what_fits(model, layout, gpu):
     return f"With as many tokens a step{with_base} these need less and would fit, the fastest first: {found}. "
 
 
-def _with_less(model, layout, gpu):
+def _with_less(model: Model, layout: Job, gpu: Gpu) -> Gpu:
     """The GPU with so little memory that the layout, which has failed on it, does not fit by the planner's numbers
     either, nor one that needs about as much."""
     needed = lacking(memory_of_step(model, layout), model, layout, gpu) + gpu.memory * 1e9
     return replace(gpu, memory=min(gpu.memory, SMALLER * needed / 1e9))
 
 
-def _described(layout):
-    """A layout with the flags that it needs."""
+def _described(layout: Job) -> str:
+    """Return a layout with the flags that it needs."""
     further = extra_arguments(layout.but(lora=False))  # an adapter's flags are the run's own
     words = [shape(layout), f"recompute {layout.recomputed}", f"batch {layout.batch}", further]
     return ", ".join(filter(None, words))

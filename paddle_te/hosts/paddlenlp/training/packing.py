@@ -4,20 +4,25 @@
 """
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paddle_te.data.questions import IGNORED
-from paddle_te.hosts.paddlenlp.training.datasets import DOCUMENT_FLAGS, collate_fn
+from paddle_te.host import HostArguments
+from paddle_te.hosts.paddlenlp.training.datasets import DOCUMENT_FLAGS, DataArguments, collate_fn
 from paddle_te.ops import documents, get_ops
 
+Collate = Callable[[Sequence[Any]], dict[str, NDArray[Any]]]  # samples to a batch
 logger = logging.getLogger(__name__)
 
 
-def needs_mask(backend):
-    """Whether a backend keeps documents apart by a mask on this device.
+def needs_mask(backend: str) -> bool:
+    """Return whether a backend keeps documents apart by a mask on this device.
 
     PaddleNLP's layers always do. te does where cuDNN has no attention over packed documents, which the log says.
     """
@@ -31,8 +36,8 @@ def needs_mask(backend):
     return False
 
 
-def separation(rows, masked, pipeline=False):
-    """{name: array} of what a model takes so that documents do not see each other.
+def separation(rows: Sequence[Sequence[int]], masked: bool, pipeline: bool = False) -> dict[str, NDArray[Any]]:
+    """Return {name: array} of what a model takes so that documents do not see each other.
 
     masked: a mask, bool [b, 1, s, s] (see `needs_mask`). Else the boundaries: cu_seqlens, or for a pipeline, whose
     stages exchange tensors of one shape, FlashMask's rows.
@@ -45,8 +50,8 @@ def separation(rows, masked, pipeline=False):
     return {"cu_seqlens": documents.cu_seqlens(rows)}
 
 
-def split_at(end_of_document, tokens):
-    """The lengths of the documents in each row of tokens [b, s]: that token ends a document, as a row's end does."""
+def split_at(end_of_document: int, tokens: NDArray[Any]) -> list[list[int]]:
+    """Return the lengths of the documents in each row of tokens [b, s]; that token, or a row's end, ends one."""
     rows = []
     for row in tokens:
         inside = np.flatnonzero(row[:-1] == end_of_document) + 1
@@ -72,7 +77,7 @@ class DocumentCollator:
     pipeline: bool
     vocab_size: int | None = None
 
-    def __call__(self, samples):
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
         batch = collate_fn(samples, self.vocab_size)
         rows = split_at(self.end_of_document, batch["input_ids"])
         if self.reset_position_ids:
@@ -84,7 +89,9 @@ class DocumentCollator:
         return batch
 
 
-def make_collator(data_args, training_args, end_of_document, vocab_size=None):
+def make_collator(
+    data_args: DataArguments, training_args: HostArguments, end_of_document: int | None, vocab_size: int | None = None
+) -> Collate:
     """What makes batches of pretraining's samples. end_of_document: a token, or None where there is none. vocab_size:
     the model's, as `collate_fn` takes it.
 

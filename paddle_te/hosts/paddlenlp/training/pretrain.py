@@ -9,8 +9,10 @@ status 2 before any weight is made.
 
 import contextlib
 import logging
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from paddle.optimizer.lr import LRScheduler
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import (
     CosineAnnealingWithWarmupDecay,
@@ -21,6 +23,8 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddle_te import device
 from paddle_te.configs import resolve
 from paddle_te.configs.rope import scaling_of
+from paddle_te.data.tokenizer import AnyTokenizer
+from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
@@ -34,10 +38,15 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
 )
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
-from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, create_pretrained_dataset, data_identity
+from paddle_te.hosts.paddlenlp.training.datasets import (
+    DataArguments,
+    Datasets,
+    create_pretrained_dataset,
+    data_identity,
+)
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
-from paddle_te.hosts.paddlenlp.training.packing import make_collator
+from paddle_te.hosts.paddlenlp.training.packing import Collate, make_collator
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
@@ -52,8 +61,8 @@ from paddle_te.training.signals import ExitSignalCallback
 logger = logging.getLogger(__name__)
 
 
-def check_device(training_args):
-    """Refuses what this device cannot do. Raises ValueError or native.BackendUnavailable."""
+def check_device(training_args: HostArguments) -> None:
+    """Refuse what this device cannot do. Raise ValueError or native.BackendUnavailable."""
     if (training_args.bf16 or training_args.fp16) and not device.bf16_supported():
         raise ValueError(
             f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
@@ -62,7 +71,9 @@ def check_device(training_args):
         get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
 
 
-def make_config(model_args, data_args, training_args, tokenizer):
+def make_config(
+    model_args: ModelArguments, data_args: DataArguments, training_args: HostArguments, tokenizer: AnyTokenizer | None
+) -> HostConfig:
     backend = training_args.transformer_engine_backend
     config = read_config(resolve(model_args.model_name_or_path), backend)
     LlmMetaConfig.set_llm_config(config, training_args)
@@ -84,7 +95,7 @@ def make_config(model_args, data_args, training_args, tokenizer):
     return config
 
 
-def _provide_positions(config, length):
+def _provide_positions(config: HostConfig, length: int) -> None:
     if length > config.max_position_embeddings:
         logger.info(
             f"the model gets {length} positions, for --max_seq_length {length}: its configuration has "
@@ -93,8 +104,8 @@ def _provide_positions(config, length):
         config.max_position_embeddings = length
 
 
-def check_trained_length(weights, length):
-    """Raises ValueError for sequences beyond the positions that a folder's config.json gives its weights."""
+def check_trained_length(weights: str, length: int) -> None:
+    """Raise ValueError for sequences beyond the positions that a folder's config.json gives its weights."""
     if not (Path(weights) / "config.json").is_file():
         return
     config = read_config(weights)
@@ -106,7 +117,7 @@ def check_trained_length(weights, length):
         )
 
 
-def make_model(config, model_args, training_args):
+def make_model(config: HostConfig, model_args: ModelArguments, training_args: HostArguments) -> HostModel:
     make = model_class(config, training_args.pipeline_parallel_degree > 1)
     weights = model_args.te_init_weight_path
     if model_args.continue_training:
@@ -125,24 +136,26 @@ def make_model(config, model_args, training_args):
     return model
 
 
-def end_of_document(config, tokenizer):
+def end_of_document(config: HostConfig, tokenizer: AnyTokenizer | None) -> int | None:
     """The token that ends a document: the tokenizer's end of text, which prepare-data appends; without a tokenizer that
     of the model's configuration. None where there is none."""
     return config.eos_token_id if tokenizer is None else tokenizer.eos_token_id
 
 
-def mask_scope(data_args):
-    """The scope of training: PaddleNLP's models make no mask of [b, 1, s, s] there, unless batches bring one."""
+def mask_scope(data_args: DataArguments) -> AbstractContextManager[None]:
+    """Return the scope of training, where PaddleNLP's models make no mask of [b, 1, s, s] unless batches bring one."""
     return contextlib.nullcontext() if data_args.reset_attention_mask else causal_mask_only()
 
 
-def make_scheduler(training_args):
+def make_scheduler(training_args: HostArguments) -> LRScheduler:
     kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
     return annealing(kinds, training_args, training_args.min_learning_rate)
 
 
-def check_start(checkpoint, model_args, data_args, training_args):
-    """Prepares and checks the arguments for a start from `checkpoint` (None: from scratch), before data is read.
+def check_start(
+    checkpoint: str | None, model_args: ModelArguments, data_args: DataArguments, training_args: HostArguments
+) -> None:
+    """Prepare and check the arguments for a start from `checkpoint` (None: from scratch), before data is read.
 
     Raises ValueError, FileNotFoundError or native.BackendUnavailable.
     """
@@ -157,13 +170,20 @@ def check_start(checkpoint, model_args, data_args, training_args):
         check_fp8_state(checkpoint, training_args)
 
 
-def make_tokenizer(model_args):
-    name = model_args.tokenizer_name_or_path
+def make_tokenizer(model_args: ModelArguments) -> AnyTokenizer | None:
+    name = model_args.tokenizer
     return None if name == "none" else load_tokenizer(name)
 
 
-def make_trainer(model, training_args, tokenizer, data, collate, scheduler):
-    """data: what `create_pretrained_dataset` returns. collate: what makes batches of its samples."""
+def make_trainer(
+    model: HostModel,
+    training_args: HostArguments,
+    tokenizer: AnyTokenizer | None,
+    data: Datasets,
+    collate: Collate,
+    scheduler: LRScheduler,
+) -> PretrainingTrainer:
+    """Return the Trainer. collate: what makes batches of the data's samples."""
     train_dataset, eval_dataset, _ = data
     return PretrainingTrainer(
         model=model,
@@ -177,7 +197,7 @@ def make_trainer(model, training_args, tokenizer, data, collate, scheduler):
     )
 
 
-def pretrain():
+def pretrain() -> None:
     exit_signal = ExitSignalCallback()
     with refusing_wrong_input():
         model_args, data_args, training_args = parse_arguments(ModelArguments, DataArguments, PreTrainingArguments)
@@ -188,26 +208,27 @@ def pretrain():
         check_freeze(config, training_args)
         collate = make_collator(data_args, training_args, end_of_document(config, tokenizer), config.vocab_size)
         course = make_single_course(checkpoint, training_args) if training_args.do_train else None
-        identity = data_identity(data_args, data_seed(training_args), course and course.samples)
+        samples = course.samples if course else None
+        identity = data_identity(data_args, data_seed(training_args), samples)
         if checkpoint:
             check_fits(checkpoint, model_values(config, frozen=training_args.freeze), identity, training_args)
         finished = is_finished(course, training_args)
         if finished and not training_args.do_predict:
             return
         set_seed(training_args.seed)
-        data = create_pretrained_dataset(
-            data_args, training_args, tokenizer, config.vocab_size, course and course.samples
-        )
+        data = create_pretrained_dataset(data_args, training_args, tokenizer, config.vocab_size, samples)
         scheduler = make_scheduler(training_args)
         with advised(config, training_args, model_args.model_name_or_path):
             model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
     screen.keep_details(training_args.output_dir, training_args.process_index)
-    trainer.data_identity, trainer.course = identity, course
+    trainer.data_identity = identity
+    if course:
+        trainer.course = course
     install_callbacks(trainer, exit_signal)
     with mask_scope(data_args), advised(config, training_args, model_args.model_name_or_path):
-        if finished:
+        if checkpoint and finished:
             trainer.load_weights(final_weights(checkpoint, trainer.args))
         elif training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
@@ -218,6 +239,6 @@ def pretrain():
             logger.info(f"test: loss {metrics['test_loss']:.5f}")
 
 
-def main():
-    """The command. Ends the process with 2 for wrong arguments or data, else as `run_to_end` says."""
+def main() -> None:
+    """Pretrain as the command line says. Exit with 2 for wrong arguments or data, else as `run_to_end` says."""
     run_to_end(pretrain)

@@ -1,17 +1,24 @@
 """What a step runs: Nsight Systems' window, Paddle's profiler, named ranges for both, the summary of TE's kernels."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Protocol
 
 import paddle
+from paddle.nn import Layer
 from paddlenlp.trainer import TrainerCallback
 
+from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.native.library import driver
 from paddle_te.options import LayerOptions
+from paddle_te.training.callback import Control, State
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +42,10 @@ class ProfilerCallback(TrainerCallback):
     for and not installed, OSError for nsys without an NVIDIA driver and GPU: all before training starts.
     """
 
-    def __init__(self, environ=None, profiler=None):
+    def __init__(self, environ: Mapping[str, str] | None = None, profiler: Profiler | None = None) -> None:
         environ = os.environ if environ is None else environ
 
-        def setting(name):
+        def setting(name: str) -> int:
             try:
                 return int(environ.get(name) or 0)
             except ValueError:
@@ -54,11 +61,14 @@ class ProfilerCallback(TrainerCallback):
         if kind not in ("nsys", "paddle"):
             raise ValueError(f"PROFILER={kind!r}: it may be nsys, paddle")
         nvtx = kind == "nsys" and setting("PROFILE_EMIT_NVTX")
-        self.markers = _nvtx() if nvtx else RecordEvents() if kind == "paddle" else None
-        self.profiler = profiler or (CudaProfiler() if kind == "nsys" else PaddleProfiler())
-        self.running, self.ranges = False, None
+        self.markers: Markers | None = _nvtx() if nvtx else RecordEvents() if kind == "paddle" else None
+        self.profiler: Profiler = profiler or (CudaProfiler() if kind == "nsys" else PaddleProfiler())
+        self.running = False
+        self.ranges: Ranges | None = None
 
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
+    def on_step_begin(
+        self, args: HostArguments, state: State, control: Control, model: HostModel = None, **kwargs: Any
+    ) -> None:
         if not self.enabled:
             return
         if not self.running and state.global_step == self.start_step:
@@ -69,20 +79,20 @@ class ProfilerCallback(TrainerCallback):
         if self.running and self.ranges:
             self.ranges.push(f"step {state.global_step}")
 
-    def on_substep_end(self, args, state, control, **kwargs):
+    def on_substep_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.enabled and self.ranges:
             self.ranges.backward_ends()
 
-    def on_optimizer_begin(self, args, state, control, **kwargs):
+    def on_optimizer_begin(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.enabled and self.ranges:
             self.ranges.backward_ends()
             self.ranges.push("optimizer")
 
-    def on_optimizer_end(self, args, state, control, **kwargs):
+    def on_optimizer_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.enabled and self.ranges:
             self.ranges.pop("optimizer")
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if not self.enabled or not self.running:
             return
         if self.ranges:
@@ -90,16 +100,34 @@ class ProfilerCallback(TrainerCallback):
         if state.global_step > self.stop_step:
             self._stop()
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.enabled and self.running:
             self._stop()
 
-    def _stop(self):
+    def _stop(self) -> None:
         self.profiler.stop()
         self.running = False
         if self.ranges:
             self.ranges.remove()
             self.ranges = None
+
+
+class Markers(Protocol):
+    """What names ranges in a timeline, such as the package nvtx."""
+
+    def push_range(self, name: str) -> object: ...
+
+    def pop_range(self) -> object: ...
+
+
+class Profiler(Protocol):
+    """What opens and closes a profiler's window. output_dir: the run's, which the callback sets."""
+
+    output_dir: str
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class CudaProfiler:
@@ -108,19 +136,21 @@ class CudaProfiler:
     Raises OSError where there is no driver or no GPU.
     """
 
-    def __init__(self):
+    output_dir = "."  # nsys has its own
+
+    def __init__(self) -> None:
         self.driver = driver()
 
-    def start(self):
-        """Opens the window for the calling thread's CUDA context. Raises RuntimeError when the driver refuses."""
+    def start(self) -> None:
+        """Open the window for the calling thread's CUDA context. Raise RuntimeError when the driver refuses."""
         self._call("cuProfilerStart")
 
-    def stop(self):
-        """Waits for the work under way, then closes the window. Raises RuntimeError when the driver refuses."""
+    def stop(self) -> None:
+        """Wait for the work under way, then close the window. Raise RuntimeError when the driver refuses."""
         self._call("cuCtxSynchronize")
         self._call("cuProfilerStop")
 
-    def _call(self, function):
+    def _call(self, function: str) -> None:
         if status := getattr(self.driver, function)():
             raise RuntimeError(f"{function} failed with CUresult {status}; unset ENABLE_PROFILE to train unprofiled")
 
@@ -130,23 +160,23 @@ class PaddleProfiler:
 
     output_dir = "."  # the callback sets it
 
-    def start(self):
+    def start(self) -> None:
         folder = str(Path(self.output_dir) / "profile")
         rank = paddle.distributed.get_rank()
         ready = paddle.profiler.export_chrome_tracing(folder, f"rank{rank}")
         self.profiler = paddle.profiler.Profiler(on_trace_ready=ready)
         self.profiler.start()
 
-    def stop(self):
+    def stop(self) -> None:
         try:
             self.profiler.stop()
             self.profiler.summary()
         except SystemError as error:  # of events that cross; not worth the training
             logger.error(f"PROFILER=paddle: Paddle's profiler made no trace: {error}")
-        self.profiler = None  # a process may have one at a time
+        del self.profiler  # a process may have one at a time
 
 
-def _nvtx():
+def _nvtx() -> Markers:
     try:
         import nvtx
     except ModuleNotFoundError:
@@ -164,18 +194,18 @@ class RecordEvents:
     without length.
     """
 
-    def __init__(self):
-        self.open = []
+    def __init__(self) -> None:
+        self.open: list[Any] = []  # None for an event without length
 
-    def push_range(self, name):
+    def push_range(self, name: str) -> None:
         event = paddle.profiler.RecordEvent(name)
         event.begin()
-        if name.endswith("backward"):
+        at_once = name.endswith("backward")
+        if at_once:
             event.end()
-            event = None
-        self.open.append(event)
+        self.open.append(None if at_once else event)
 
-    def pop_range(self):
+    def pop_range(self) -> None:
         if event := self.open.pop():
             event.end()
 
@@ -192,21 +222,24 @@ class Ranges:
     layers one by one, there are the parts' ranges and the optimizer's.
     """
 
-    def __init__(self, markers, model):
-        self.markers, self.open, self.backward_part, self.hooks = markers, [], None, []
+    def __init__(self, markers: Markers, model: HostModel) -> None:
+        self.markers = markers
+        self.backward_part: str | None = None
+        self.open: list[str] = []
+        self.hooks: list[Any] = []
         self._hook(model, lambda: self.push("forward"), self._forward_ends)
-        parts = []
+        parts: list[str] = []
         for name, part in model.named_sublayers():
             if PARTS.search(type(part).__name__) and not any(name.startswith(f"{outer}.") for outer in parts):
                 parts.append(name)
                 self._hook_part(part, ".".join(name.split(".")[-2 if name[-1].isdigit() else -1 :]))
 
-    def _hook(self, layer, before, after):
+    def _hook(self, layer: Any, before: Callable[[], object], after: Callable[[Any], object]) -> None:
         self.hooks.append(layer.register_forward_pre_hook(lambda *_: before()))
         self.hooks.append(layer.register_forward_post_hook(lambda layer, inputs, output: after(output)))
 
-    def _hook_part(self, part, name):
-        def after(output):
+    def _hook_part(self, part: Layer, name: str) -> None:
+        def after(output: Any) -> None:
             self.pop(f"{name} forward")
             output = output[0] if isinstance(output, (tuple, list)) else output
             if not output.stop_gradient:  # in backward the part begins where its output's gradient is there
@@ -214,31 +247,31 @@ class Ranges:
 
         self._hook(part, lambda: self.push(f"{name} forward"), after)
 
-    def _backward_begins(self, name):
+    def _backward_begins(self, name: str) -> None:
         self.pop(self.backward_part)
         self.backward_part = name
         self.push(name)
 
-    def _forward_ends(self, output):
+    def _forward_ends(self, output: Any) -> None:
         self.pop("forward")
         self.push("backward")
 
-    def push(self, name):
+    def push(self, name: str) -> None:
         self.markers.push_range(name)
         self.open.append(name)
 
-    def pop(self, name):
-        """Closes a range and those inside it; nothing if it is not open."""
+    def pop(self, name: str | None) -> None:
+        """Close a range and those inside it; nothing if it is not open."""
         while name in self.open:
             self.markers.pop_range()
             self.open.pop()
 
-    def backward_ends(self):
+    def backward_ends(self) -> None:
         self.pop(self.backward_part)
         self.pop("backward")
         self.backward_part = None
 
-    def remove(self):
+    def remove(self) -> None:
         for hook in self.hooks:
             hook.remove()
 
@@ -251,18 +284,19 @@ class KernelsCallback(TrainerCallback):
     Counting slows that one step by less than a millisecond; the summary's speeds leave it out anyway.
     """
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         layers = LayerOptions.of(config)
         self.backend, self.use_fp8 = layers.transformer_engine_backend, layers.use_fp8
-        self.counts, self.stack, self.done = {}, ExitStack(), False
+        self.counts: Mapping[tuple[str, str], int] = {}
+        self.stack, self.done = ExitStack(), False
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if not self.done and self.backend == "transformer_engine":
             from paddle_te.ops.te.counting import count_entry_points
 
             self.counts = self.stack.enter_context(count_entry_points())
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if self.done:
             return
         self.stack.close()
@@ -272,8 +306,8 @@ class KernelsCallback(TrainerCallback):
             (Path(args.output_dir) / KERNELS).write_text(json.dumps(summary, indent=2) + "\n")
             logger.info(self.line(summary))
 
-    def summary(self, step):
-        """What kernels.json holds."""
+    def summary(self, step: int) -> dict[str, Any]:
+        """Return what kernels.json holds."""
         gemms = {precision: count for (name, precision), count in self.counts.items() if name == "gemm"}
         return {
             "step": step,
@@ -283,8 +317,8 @@ class KernelsCallback(TrainerCallback):
             "kernels": {" ".join(key).rstrip(): count for key, count in sorted(self.counts.items())},
         }
 
-    def line(self, summary):
-        """The summary for people."""
+    def line(self, summary: Mapping[str, Any]) -> str:
+        """Return the summary for people."""
         if not summary["kernels"]:
             return f"kernels of step {summary['step']}: none of Transformer Engine's (backend {self.backend})"
         ran = ", ".join(f"{name} {count}" for name, count in summary["kernels"].items())

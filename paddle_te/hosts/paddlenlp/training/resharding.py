@@ -7,22 +7,27 @@ is refused before a weight is changed.
 """
 
 import logging
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
 from paddlenlp.trainer.trainer_utils import OptimizerNames
 
 from paddle_te import manifest
+from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_weights, read_share
 from paddle_te.optimizer.holding import held_by, layers_of
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.blocks import BLOCK, pack
-from paddle_te.weights.folder import open_checkpoint, variant
-from paddle_te.weights.layout import SPLIT_AXIS
+from paddle_te.weights.folder import Checkpoint, open_checkpoint, variant
+from paddle_te.weights.layout import SPLIT_AXIS, Layout
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, kept_how, open_optimizer
 from paddle_te.weights.resharding import check_reshardable, saved_degrees
 
@@ -31,8 +36,8 @@ logger = logging.getLogger(__name__)
 _HALF = (paddle.bfloat16, paddle.float16)
 
 
-def check_resumable(folder, args):
-    """Refuses a checkpoint from which training cannot go on with these TrainingArguments.
+def check_resumable(folder: str | Path, args: HostArguments) -> None:
+    """Refuse a checkpoint from which training cannot go on with these TrainingArguments.
 
     Reads names and shapes only. Raises CheckpointError, a ValueError: for one that is not whole, that cannot be divided
     by this run's degrees, or that was saved in another precision or with another kind of optimizer's state.
@@ -52,7 +57,7 @@ def check_resumable(folder, args):
         )
 
 
-def _check_kept_alike(folder, args):
+def _check_kept_alike(folder: Path, args: HostArguments) -> None:
     for flag, saved in kept_how(folder).items():
         if saved != (mine := getattr(args, flag)):
             raise CheckpointError(
@@ -61,14 +66,14 @@ def _check_kept_alike(folder, args):
             )
 
 
-def degrees_of(args):
-    """The Degrees of a run with these TrainingArguments."""
+def degrees_of(args: Any) -> Degrees:
+    """Return the Degrees of a run with these TrainingArguments."""
     names = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
     return Degrees(*(max(getattr(args, name), 1) for name in names))
 
 
-def open_share(folder, args, layout=None):
-    """The Checkpoint in a folder where each rank reads its share of it here; None where PaddleNLP loads it.
+def open_share(folder: str | Path, args: HostArguments, layout: Layout | None = None) -> Checkpoint | None:
+    """Return the Checkpoint in a folder where each rank reads its share of it here; None where PaddleNLP loads it.
 
     layout: of this run's weights; None: the checkpoint's. Raises CheckpointError for a folder that neither can load
     whole.
@@ -88,8 +93,8 @@ def open_share(folder, args, layout=None):
     return None if own and not args.offload_optimizer else checkpoint  # PaddleNLP would load all states on the device
 
 
-def broken_state(folder, args):
-    """[why] where the states of AdamW in a whole model's checkpoint do not belong to its weights; else []."""
+def broken_state(folder: str | Path, args: HostArguments) -> list[str]:
+    """Return [why] where the states of AdamW in a whole model's checkpoint do not belong to its weights; else []."""
     folder = Path(folder)
     partly = args.unified_checkpoint and "".join(args.unified_checkpoint_config)
     if args.ignore_load_lr_and_optim or partly or _is_adapter(folder) or _is_paddlenlps_own(args):
@@ -103,28 +108,28 @@ def broken_state(folder, args):
     return []
 
 
-def _is_adapter(folder):
+def _is_adapter(folder: Path) -> bool:
     return any(folder.glob("lora_model_state*")) or any(folder.glob("peft_model*"))
 
 
-def _is_paddlenlps_own(args):
-    """Whether only PaddleNLP knows how the optimizer's state is laid out."""
+def _is_paddlenlps_own(args: HostArguments) -> bool:
+    """Return whether only PaddleNLP knows how the optimizer's state is laid out."""
     fused = "enable_stage1_tensor_fusion" in (args.sharding_parallel_config or "")
     return fused or not _is_adamw(args)
 
 
-def _is_adamw(args):
+def _is_adamw(args: HostArguments) -> bool:
     return args.optim in (OptimizerNames.ADAMW, OptimizerNames.ADAMW.value)
 
 
-def _check_own_files(folder, args):
-    """Raises CheckpointError unless the files are those that this run itself would save."""
+def _check_own_files(folder: Path, args: HostArguments) -> None:
+    """Raise CheckpointError unless the files are those that this run itself would save."""
     degrees = degrees_of(args)
     unified = [path.name for stem in ("model", "peft_model", "optimizer") for path in folder.glob(f"{stem}-*-of-*")]
     there = {path.name for path in folder.glob("optimizer*.pdopt")}
-    ranks = (range(n) if n > 1 else [None] for n in (degrees.tensor_parallel, degrees.pipeline_parallel))
+    tps, pps = (range(n) if n > 1 else [None] for n in (degrees.tensor_parallel, degrees.pipeline_parallel))
     shards = [f"shard{n:02d}" for n in range(degrees.sharding)] if degrees.sharding > 1 else [""]
-    names = ("_".join(filter(None, (variant(tp, pp), shard))) for tp, pp, shard in product(*ranks, shards))
+    names = ("_".join(filter(None, (variant(tp, pp), shard))) for tp, pp, shard in product(tps, pps, shards))
     wanted = {".".join(filter(None, ("optimizer", name, "pdopt"))) for name in names}
     several = args.world_size == 1 and any("-of-00001" not in name for name in unified)
     if several or there and there != wanted:
@@ -135,16 +140,15 @@ def _check_own_files(folder, args):
         )
 
 
-def _dtype(checkpoint):
-    """Of the matrices; norms may have another."""
+def _dtype(checkpoint: Checkpoint) -> str:
+    """Return the dtype of the matrices; norms may have another."""
     tensors = next(iter(checkpoint.ranks.values())).tensors
-    return next(
-        ref.dtype for name, ref in tensors.items() if SPLIT_AXIS[checkpoint.layout.find(name)[1].parts[0]] is not None
-    )
+    places = ((ref, checkpoint.layout.find(name)) for name, ref in tensors.items())
+    return next(ref.dtype for ref, place in places if place and SPLIT_AXIS[place[1].parts[0]] is not None)
 
 
-def _saved_how(checkpoint):
-    """For the log; of a unified checkpoint only a manifest knows."""
+def _saved_how(checkpoint: Checkpoint) -> str:
+    """Return its layout, for the log; of a unified checkpoint only a manifest knows it."""
     if saved := saved_degrees(checkpoint):
         return f"its layout is {saved}"
     written = manifest.read(checkpoint.folder) if is_complete(checkpoint.folder) else None
@@ -156,13 +160,13 @@ def _saved_how(checkpoint):
 class Share:
     """This rank's share of a Checkpoint, for a model that is not wrapped yet."""
 
-    def __init__(self, checkpoint, model):
+    def __init__(self, checkpoint: Checkpoint, model: HostModel) -> None:
         self._checkpoint, self._model = checkpoint, model
         self._parameters = model.state_dict()  # stage 3 takes their values away, but not their names
 
     @classmethod
-    def find(cls, folder, model, args):
-        """Share of a checkpoint folder; None where PaddleNLP loads it. Raises CheckpointError."""
+    def find(cls, folder: str | Path | None, model: HostModel, args: HostArguments) -> Self | None:
+        """Return the Share of a checkpoint folder; None where PaddleNLP loads it. Raise CheckpointError."""
         if not folder or not hasattr(model.config, "num_hidden_layers"):
             return None
         config = model.config
@@ -177,12 +181,12 @@ class Share:
             )
         return cls(checkpoint, model)
 
-    def load_weights(self):
-        """Gives the model its weights. Raises CheckpointError."""
+    def load_weights(self) -> None:
+        """Give the model its weights. Raise CheckpointError."""
         load_weights(self._model, self._checkpoint)
 
-    def optimizer_state(self, optimizer):
-        """What `optimizer.state_dict()` would have been on this rank. Raises CheckpointError.
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return what `optimizer.state_dict()` would have been on this rank. Raise CheckpointError.
 
         optimizer: the outermost one, wrapped, before its first step.
         """
@@ -215,8 +219,8 @@ class Share:
             }
         return state
 
-    def _moment(self, array, name):
-        """What the optimizer keeps of a moment; moments in 8 bits are elements until they are divided into blocks."""
+    def _moment(self, array: NDArray[Any], name: str) -> NDArray[Any]:
+        """Return what the optimizer keeps of a moment; in 8 bits it divides the elements into blocks."""
         if array.dtype != np.uint64:
             return array
         try:
@@ -227,11 +231,13 @@ class Share:
                 "this run's layout would cut: resume in the layout in which it was saved"
             ) from None
 
-    def _read(self, checkpoint, names, numbers=False):
+    def _read(
+        self, checkpoint: Checkpoint, names: Iterable[str], numbers: bool = False
+    ) -> Iterable[tuple[str, NDArray[Any]]]:
         return read_share(checkpoint, self._model.config, names, numbers)
 
 
-def _tensor(array, name, place):
+def _tensor(array: NDArray[Any], name: str, place: Any) -> Tensor:
     tensor = paddle.to_tensor(np.ascontiguousarray(array), place=place)
     tensor.name = name
     return tensor

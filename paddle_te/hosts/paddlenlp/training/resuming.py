@@ -5,10 +5,14 @@ weight is made.
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from paddle_te import fp8, manifest
+from paddle_te.data.course import Course
 from paddle_te.distributed import gather_objects
+from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.loading import read_config
 from paddle_te.hosts.paddlenlp.training.early_stopping import has_stopped
 from paddle_te.hosts.paddlenlp.training.resharding import broken_state
@@ -22,24 +26,24 @@ from paddle_te.weights.folder import open_checkpoint
 logger = logging.getLogger(__name__)
 
 
-def find_to_resume(args):
-    """The folder that --resume_from_checkpoint means, as str, or None for a start from scratch.
+def find_to_resume(args: HostArguments) -> str | None:
+    """Return the folder that --resume_from_checkpoint means, as str, or None for a start from scratch.
 
     With "auto", newer checkpoints that are damaged are told in the log and moved out of the way (`set_aside`).
     args: PaddleNLP's TrainingArguments with verify_checkpoint. Raises as `find_checkpoint`.
     """
 
-    def check(folder):
+    def check(folder: Path) -> list[str]:
         mine = verify.damage(folder, args.verify_checkpoint, args.process_index, args.world_size)
         if not mine and args.process_index == 0:
             mine = broken_state(folder, args)
         return list(dict.fromkeys(line for lines in gather_objects(mine, args.world_size) for line in lines))
 
-    passed_over = []
+    passed_over: list[str] = []
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir, check, passed_over.append)
     for line in passed_over:
         logger.warning(line)
-    if passed_over and args.process_index == 0:
+    if checkpoint and passed_over and args.process_index == 0:
         kept = set_aside(args.output_dir, int(Path(checkpoint).name.removeprefix("checkpoint-")))
         logger.warning(f"this run resumes from {checkpoint}; the checkpoints of later steps were moved to {kept}")
     if checkpoint and args.load_best_model_at_end:
@@ -52,16 +56,16 @@ def find_to_resume(args):
     return checkpoint
 
 
-def compared_before(checkpoint, level):
-    """(in words, whether) what is loaded from a checkpoint agreed with its manifest when `find_to_resume` found it."""
+def compared_before(checkpoint: str | Path, level: str) -> tuple[str, bool]:
+    """Return (in words, whether) what is loaded agreed with its manifest when `find_to_resume` found the checkpoint."""
     if manifest.read(checkpoint) is None:
         return "without a manifest", False
     words = {"full": "sizes and checksums agree with its manifest", "size": "sizes agree with its manifest"}
     return words.get(level, f"not compared with its manifest (--verify_checkpoint {level})"), level in words
 
 
-def _check_best(checkpoint, check):
-    """The run would end with the weights of another folder, which the Trainer's state names."""
+def _check_best(checkpoint: str, check: Callable[[Path], list[str]]) -> None:
+    """Check the other folder with whose weights the run would end, which the Trainer's state names."""
     best = read_state(checkpoint).best_model_checkpoint
     if best and not Path(best).is_dir():
         raise CheckpointError(
@@ -72,14 +76,14 @@ def _check_best(checkpoint, check):
         raise CheckpointError(f"{checkpoint} names {best} as the best checkpoint, which is damaged: {'; '.join(wrong)}")
 
 
-def final_weights(checkpoint, args):
-    """The folder whose weights a run ends with that is finished with a checkpoint."""
+def final_weights(checkpoint: str, args: HostArguments) -> str:
+    """Return the folder whose weights a run ends with that is finished with a checkpoint."""
     best = read_state(checkpoint).best_model_checkpoint if args.load_best_model_at_end else None
     return best or checkpoint
 
 
-def check_fits(checkpoint, model, data, args):
-    """Refuses a checkpoint of another model, or of a run with other data.
+def check_fits(checkpoint: str, model: Mapping[str, Any], data: Mapping[str, Any] | None, args: HostArguments) -> None:
+    """Refuse a checkpoint of another model, or of a run with other data.
 
     Args:
         checkpoint: its folder.
@@ -104,7 +108,7 @@ def check_fits(checkpoint, model, data, args):
         _check_state(Path(checkpoint))
 
 
-def _check_data(checkpoint, there, here):
+def _check_data(checkpoint: str, there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
     instead = "or say with --ignore_data_skip true that this run reads its own from the beginning"
     if differ := identity.differences(there or {}, here):
         raise CheckpointError(
@@ -117,8 +121,8 @@ def _check_data(checkpoint, there, here):
         )
 
 
-def _model_in(checkpoint):
-    """What config.json and the weights of an older or converted checkpoint tell of the model; {} of an adapter."""
+def _model_in(checkpoint: Path) -> dict[str, Any]:
+    """Return what config.json and weights of an older or converted checkpoint tell of the model; {} of an adapter."""
     if not (checkpoint / "config.json").is_file() or any(checkpoint.glob("lora_*")):
         return {}
     layout = open_checkpoint(checkpoint).layout
@@ -126,7 +130,7 @@ def _model_in(checkpoint):
     return identity.model_values(read_config(checkpoint)) | {"weights": weights}
 
 
-def _check_state(checkpoint):
+def _check_state(checkpoint: Path) -> None:
     for pattern in ("optimizer*", "scheduler.pdparams"):
         if not any(checkpoint.glob(pattern)):
             raise CheckpointError(
@@ -134,8 +138,8 @@ def _check_state(checkpoint):
             )
 
 
-def check_fp8_state(checkpoint, args):
-    """Refuses to go on under delayed scaling without the scales, or under another recipe: resume would not be exact.
+def check_fp8_state(checkpoint: str | Path, args: HostArguments) -> None:
+    """Refuse to go on under delayed scaling without the scales, or under another recipe: resume would not be exact.
 
     args: the run's TrainingArguments. Raises ValueError, naming the flags that differ.
     """
@@ -151,7 +155,7 @@ def check_fp8_state(checkpoint, args):
     fp8.check_file(files[0], recipe)
 
 
-def is_finished(course, args):
+def is_finished(course: Course | None, args: HostArguments) -> bool:
     """Whether the run whose Course this is has no step left to train; says so in the log. course: None where nothing is
     trained."""
     if course is None or not course.first:

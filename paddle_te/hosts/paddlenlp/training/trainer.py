@@ -7,10 +7,13 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.distributed import fleet
 from paddlenlp.trainer import Trainer, speed_metrics
 from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -22,8 +25,9 @@ from paddlenlp.utils.env import PADDLE_WEIGHTS_NAME
 from safetensors import SafetensorError
 
 from paddle_te import fp8, manifest
-from paddle_te.data.course import in_order
+from paddle_te.data.course import Course, Order, in_order
 from paddle_te.distributed import gather_objects, gather_weights
+from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.freezing import freeze
 from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index, smooth_labels
@@ -33,7 +37,7 @@ from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
 from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
-from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
+from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
@@ -53,7 +57,7 @@ from paddle_te.runs.transfers import Transfer, bytes_of
 from paddle_te.training import fp8_state
 from paddle_te.training.fp8_state import scaled_recipe
 from paddle_te.training.loader_errors import TellingTrainer
-from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, micro_counts, shares
+from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, micro_counts, shares
 from paddle_te.training.schedule import tell_long_warm_up
 from paddle_te.upstream import stage2_averages
 from paddle_te.weights import CheckpointError
@@ -64,7 +68,7 @@ logger = logging.getLogger(__name__)
 PER_TOKEN = {"input_ids", "labels"}
 
 
-def draw_own_numbers(args):
+def draw_own_numbers(args: HostArguments) -> None:
     """Lets each data parallel rank drop other numbers. PaddleNLP seeds them apart where fleet knows the layout; under
     data parallelism alone it seeds all alike."""
     if args.world_size > 1 and not args.use_hybrid_parallel:
@@ -77,16 +81,15 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
     labels_vary: micro-batches may have different numbers of labels that count; `loss_weights` then weighs their losses.
     """
 
-    data_identity = None  # what says in the manifest which data the run reads, a dict
-    course = None  # the Course of its steps; None: once through the dataset, from the beginning
-    _random_states_of = None  # the checkpoint whose random states are loaded
-    _background = None  # BackgroundSaver, while training with --save_in_background
-    _share = None  # of a checkpoint that PaddleNLP does not load itself
+    data_identity: dict[str, object] | None = None  # what says in the manifest which data the run reads
+    course: Course = None  # type: ignore[assignment]  # of its steps; `train` makes it where nobody did
+    _background: BackgroundSaver | None = None  # while training with --save_in_background
+    _share: Share | None = None  # of a checkpoint that PaddleNLP does not load itself
     _loading_seconds = 0.0  # of a checkpoint's weights
-    _in_backward = None  # OptimizerInBackward, with --optimizer_in_backward
+    _in_backward: OptimizerInBackward | None = None  # with --optimizer_in_backward
     _evaluated_batches = 0  # of it, on this rank
 
-    def __init__(self, *args, model=None, labels_vary=False, **kwargs):
+    def __init__(self, *args: Any, model: HostModel = None, labels_vary: bool = False, **kwargs: Any) -> None:
         freeze(model, kwargs["args"].freeze)  # before anything hooks the weights that have gradients
         smooth_labels(model, kwargs["args"].label_smoothing_factor)
         super().__init__(*args, model=model, **kwargs)
@@ -101,46 +104,48 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self._modes = TrainingModes()
         self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
 
-    def _share_sequences(self):
-        """Does what PaddleNLP's Trainer leaves undone where ranks share sequences (PaddleNLP 3.0.0b4)."""
+    def _share_sequences(self) -> None:
+        """Do what PaddleNLP's Trainer leaves undone where ranks share sequences (PaddleNLP 3.0.0b4)."""
         # it splits in training only, and would split position ids and refuse documents, which attention wants whole
         self.args.split_inputs_sequence_dim = False
         # its data parallel ranks of place 0 write the optimizer's state; those that share sequences have the same
         self.dp_group = fleet.get_hybrid_communicate_group().get_dp_sep_parallel_group()
 
-    def _weigh_losses(self):
+    def _weigh_losses(self) -> None:
         if self.model.config.transformer_engine_backend == "none":
             count_labels(self.model)
         pipeline = self.model if self.args.pipeline_parallel_degree > 1 else None
         self.weigh_losses(ignore_index(self.model.config), pipeline)
 
-    def _own_tokens(self, batch):
-        """A batch with this rank's tokens where there are other ranks with the same sequences."""
+    def _own_tokens(self, batch: Batch) -> Batch:
+        """Return a batch with this rank's tokens where there are other ranks with the same sequences."""
         if self.cp is None:
             return batch
         return batch | {name: self.cp.own_tokens(batch[name]) for name in PER_TOKEN & batch.keys()}
 
-    def prediction_step(self, model, inputs, *args, **kwargs):
-        """PaddleNLP's, of this rank's tokens."""
+    def prediction_step(self, model: HostModel, inputs: Batch, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """Do PaddleNLP's, of this rank's tokens."""
         self._evaluated_batches += 1
         counts = inputs.pop(COUNTS, None)
         if counts and self.pipeline_loss:
             self.pipeline_loss.begin(shares(micro_counts(counts, self.args.gradient_accumulation_steps)))
         loss, logits, labels = super().prediction_step(model, self._own_tokens(inputs), *args, **kwargs)
-        if counts:
+        if counts and self.evaluated is not None:
             self.evaluated.add(loss, sum(counts))
         return loss, logits, labels
 
-    def evaluation_loop(self, loader, *args, **kwargs):
-        """PaddleNLP's. The number of samples is at most what was there; PaddleNLP's is what was asked for."""
+    def evaluation_loop(  # type: ignore[override]  # a mixin passes on what it does not read
+        self, loader: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Do PaddleNLP's. The number of samples is at most what was there; PaddleNLP's is what was asked for."""
         self._evaluated_batches = 0
         with self._outside_of_the_interval():
             output = super().evaluation_loop(loader, *args, **kwargs)
         read = self._evaluated_batches * loader.batch_sampler.batch_size * self.args.dataset_world_size
         return output._replace(num_samples=min(output.num_samples, read))
 
-    def training_step(self, model, inputs, step_control=0):
-        """One micro-batch; step_control counts them within a step."""
+    def training_step(self, model: HostModel, inputs: Batch, step_control: int = 0) -> Tensor:
+        """Do one micro-batch; step_control counts them within a step."""
         self.take_weight(inputs, first=step_control == 0)
         inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
@@ -150,21 +155,21 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self.watch.add_loss(loss, first=step_control == 0)
         return loss
 
-    def _check_loss_valid(self, losses):
-        """PaddleNLP would wait for the losses here; the watch does a moment later, for the gradients' norm as well."""
+    def _check_loss_valid(self, losses: Tensor) -> None:
+        """Tell the watch, which waits a moment later for the gradients' norm as well; PaddleNLP would wait here."""
         self.watch.add_sum(losses)
 
-    def _get_item_from_loss(self, losses):
-        """What is logged: PaddleNLP would wait here until the device has updated all weights."""
+    def _get_item_from_loss(self, losses: Tensor) -> float:
+        """Return what is logged: PaddleNLP would wait here until the device has updated all weights."""
         known = self.watch.take_sum()
         return super()._get_item_from_loss(losses) if known is None else known
 
-    def create_optimizer_and_scheduler(self, num_training_steps):
-        """PaddleNLP's, for the steps of the course."""
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Do PaddleNLP's, for the steps of the course."""
         tell_long_warm_up(self.args, self._last_step())
         super().create_optimizer_and_scheduler(self._last_step())
 
-    def create_optimizer(self, lr_scheduler=None):
+    def create_optimizer(self, lr_scheduler: Any = None) -> Any:
         """PaddleNLP's, with the same weights decayed in all backends, AdamW and clipping in one pass where that can be,
         and a state as the flags say."""
         args = self.args
@@ -182,11 +187,21 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self.watch.guard(optimizer, self.model)
         return optimizer
 
-    def _last_step(self):
+    def _last_step(self) -> int:
         args = self.args
         return args.max_steps if args.max_steps > 0 else self.course.last_step(args.num_train_epochs)
 
-    def _inner_training_loop(self, args, model, loader, length, max_steps, passes, steps_a_pass, *rest):
+    def _inner_training_loop(
+        self,
+        args: HostArguments,
+        model: HostModel,
+        loader: Any,
+        length: int,
+        max_steps: int,
+        passes: int,
+        steps_a_pass: int,
+        *rest: Any,
+    ) -> Any:
         """PaddleNLP's, which counts passes by steps of today's batch size, for the steps of the course: as many of its
         passes as are left."""
         max_steps = self._last_step()
@@ -204,8 +219,8 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._load_best(self.state.best_model_checkpoint)
         return result
 
-    def _load_best(self, folder):
-        """Loads the weights of the best checkpoint, which a run in another layout may have saved."""
+    def _load_best(self, folder: str) -> None:
+        """Load the weights of the best checkpoint, which a run in another layout may have saved."""
         self._wait_for_all()
         logger.info(f"loading the best weights, of {folder}, whose metric is {self.state.best_metric:.6g}")
         whole = not self.args.unified_checkpoint and not hasattr(self.model, "lora_config")
@@ -215,20 +230,14 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         else:
             self.load_weights(folder)
 
-    def _load_rng_state(self, checkpoint):
-        """PaddleNLP's, once: it is called in each pass."""
-        if checkpoint != self._random_states_of:
-            super()._load_rng_state(checkpoint)
-            self._random_states_of = checkpoint
-
-    def _note_place(self):
+    def _note_place(self) -> None:
         """Says in the state, which is saved and logged, how far the data are read: PaddleNLP counts all steps with
         today's batch size."""
         if self.course:
             self.state.consumed_samples = self.course.consumed_at(self.state.global_step)
             self.state.epoch = self.course.epoch(self.state.global_step)
 
-    def log(self, logs, **kwargs):
+    def log(self, logs: dict[str, Any], **kwargs: Any) -> None:
         """PaddleNLP's, with the epoch of the course. The state, which checkpoints hold, keeps what evaluations gave:
         PaddleNLP's forgets it with each line."""
         self._note_place()
@@ -238,7 +247,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         super().log(logs, **kwargs)
         self.state.log_history = kept + evaluation_in(logs, self.state.global_step)
 
-    def _closing_values(self, seconds):
+    def _closing_values(self, seconds: float) -> dict[str, float]:
         """Of the steps that this process has computed: PaddleNLP divides their losses by all steps of the run, also
         those before a resume, and all steps of the run by this process's seconds."""
         done, first = self.state.global_step, self.course.first
@@ -251,13 +260,13 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         }
 
     @contextlib.contextmanager
-    def _outside_of_the_interval(self):
-        """While it lasts, the seconds do not count for the speeds of the next log line."""
+    def _outside_of_the_interval(self) -> Iterator[None]:
+        """Leave the seconds that it lasts out of the speeds of the next log line."""
         start = time.time()
         yield
         self._globalstep_last_start_time = getattr(self, "_globalstep_last_start_time", start) + time.time() - start
 
-    def train(self, *args, **kwargs):
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
         RunEnded where numbers are not finite (`health`)."""
         background = self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext()
@@ -267,13 +276,13 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         gather_weights(self.optimizer)
         return result
 
-    def save_model(self, *args, **kwargs):
-        """PaddleNLP's, of whole weights."""
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Do PaddleNLP's, of whole weights."""
         gather_weights(self.optimizer)
         super().save_model(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _saving_in_background(self):
+    def _saving_in_background(self) -> Iterator[None]:
         args = self.args
         try:
             self._check_staging()
@@ -293,8 +302,8 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._background.close()
             self._background = None
 
-    def _check_staging(self):
-        """Raises OSError on all ranks where one node has no room, or does not see the others' output_dir."""
+    def _check_staging(self) -> None:
+        """Raise OSError on all ranks where one node has no room, or does not see the others' output_dir."""
         args = self.args
         remove_leftovers(args.staging_dir)
         self._wait_for_all()
@@ -311,8 +320,8 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
                 "not see the others' files there"
             )
 
-    def _checkpoint_bytes(self):
-        """About what this rank writes at most: weights, AdamW's two moments, master weights."""
+    def _checkpoint_bytes(self) -> int:
+        """Return about what this rank writes at most: weights, AdamW's two moments, master weights."""
         args = self.args
         trained = [p for p in self.model.parameters() if not p.stop_gradient]
         size = sum(p.size * p.element_size() for p in trained) if args.should_save_model_state else 0
@@ -323,7 +332,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             size += each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1)
         return int(1.05 * size) + 2**24  # and names, scales, RNG states, the tokenizer
 
-    def _save_checkpoint(self, model, metrics=None):
+    def _save_checkpoint(self, model: HostModel, metrics: Any = None) -> None:
         """Raises CheckpointNotSaved where there is no room, or no right, to write: this checkpoint, or the one before,
         which was written in the background. Raises UnsoundStep for tensors that are not finite.
         """
@@ -340,7 +349,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._wait_for_all()
             with self._outside_of_the_interval():
                 if self._background:
-                    size, note = self._stage(folder, model, metrics), "this rank's part, which is written meanwhile"
+                    size, note = (
+                        self._stage(folder, model, metrics, self._background),
+                        "this rank's part, which is written meanwhile",
+                    )
                 else:
                     size, note = self._write(folder, model, metrics), "with a manifest of all checksums"
         except (OSError, SafetensorError) as error:
@@ -349,14 +361,14 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         if not self._background and args.process_index == 0:
             rotate_checkpoints(args.output_dir, args.save_total_limit, folder, self.state.best_model_checkpoint)
 
-    def _tell(self, transfer):
-        """Logs a Transfer, and keeps it for the next line of the curves."""
+    def _tell(self, transfer: Transfer) -> None:
+        """Log a Transfer, and keep it for the next line of the curves."""
         self.transfers.append(transfer)
         if self.args.process_index == 0:
             logger.info(transfer.line())
 
-    def _write(self, folder, model, metrics):
-        """Returns the bytes of the checkpoint's files."""
+    def _write(self, folder: Path, model: HostModel, metrics: Any) -> int:
+        """Write a checkpoint. Return the bytes of its files."""
         super()._save_checkpoint(model, metrics)
         self._save_fp8_state(folder)
         self._wait_for_all()
@@ -369,32 +381,32 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             logger.info(f"{folder} is complete")
         return sum(entry.size for entry in files.values())
 
-    def _record(self, folder):
-        """{name: FileRecord} of a checkpoint's files, of which each rank reads its share: they are still in memory."""
+    def _record(self, folder: Path) -> dict[str, FileRecord]:
+        """Return {name: FileRecord} of a checkpoint's files; each rank reads its share: they are still in memory."""
         rank, ranks = self.args.process_index, self.args.world_size
         names = gather_objects(file_names(folder), ranks)[0]
         sizes = {name: (folder / name).stat().st_size for name in names}
         mine = records(folder, share(sizes, rank, ranks), threads=1)
         return {name: entry for part in gather_objects(mine, ranks) for name, entry in part.items()}
 
-    def _run_values(self):
-        """What the manifest says of this run."""
+    def _run_values(self) -> dict[str, Any]:
+        """Return what the manifest says of this run."""
         quantized = getattr(self.model, "base_precision", None)  # a TELoRAModel's
         adapter = getattr(self.model, "lora_config", None)
         model = model_values(self.model.config, adapter, quantized, self.args.freeze)
-        values = {"model": model, "layout": layout_values(self.args)}
+        values: dict[str, Any] = {"model": model, "layout": layout_values(self.args)}
         if norm := self._in_backward and self._in_backward.last_norm():
             values[LAST_NORM] = norm
         values |= {"samples": self.course.samples} if self.course else {}
         return values | {"step": self.state.global_step, "data": self.data_identity}
 
-    def _stage(self, folder, model, metrics):
-        """Writes the same files into the staging folder, from where a thread takes them to `folder`.
+    def _stage(self, folder: Path, model: HostModel, metrics: Any, background: BackgroundSaver) -> int:
+        """Write the same files into the staging folder, from where a thread takes them to `folder`.
 
         Returns the bytes of this rank's files.
         """
         args, state, output_dir = self.args, self.state, self.args.output_dir
-        staged = self._background.folder / folder.name
+        staged = background.folder / folder.name
         staged.mkdir()
         args.output_dir = str(staged.parent)
         try:
@@ -409,16 +421,16 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             paddle.save(args, str(staged / TRAINING_ARGS_NAME))
         best, start = state.best_model_checkpoint, time.time()
 
-        def finish():
+        def finish() -> None:
             rotate_checkpoints(output_dir, args.save_total_limit, folder, best)
             size, seconds = bytes_of(folder), time.time() - start
             logger.info(f"{folder} is complete, {size / 1e9:,.3f} GB, {seconds:.1f} s in the background")
 
         mine = bytes_of(staged)
-        self._background.start(staged, folder, finish, self._run_values())
+        background.start(staged, folder, finish, self._run_values())
         return mine
 
-    def _maybe_log_save_evaluate(self, losses, *args, **kwargs):
+    def _maybe_log_save_evaluate(self, losses: Tensor, *args: Any, **kwargs: Any) -> None:
         """After each step; losses: their sum since the last log. When training ends, what is on its way is awaited: the
         best checkpoint may be loaded next, and callbacks say that all is done.
         """
@@ -432,20 +444,20 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._wait_for_all()
         self._background.check()
 
-    def _rotate_checkpoints(self, *args, **kwargs):
-        """PaddleNLP's would remove older checkpoints before the new one is complete."""
+    def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: PaddleNLP's would remove older checkpoints before the new one is complete."""
 
-    def _wait_for_all(self):
+    def _wait_for_all(self) -> None:
         if self.args.world_size > 1:
             dist.barrier()
 
-    def _save_fp8_state(self, folder):
+    def _save_fp8_state(self, folder: Path) -> None:
         recipe = scaled_recipe(self.model.config)
         if recipe:
             fp8_state.save(folder, self.model, recipe, self.args, stage_layer_names(self.model))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint=None):
-        """Raises CheckpointError for a checkpoint that cannot be loaded whole."""
+    def _load_from_checkpoint(self, resume_from_checkpoint: str | None = None) -> None:
+        """Raise CheckpointError for a checkpoint that cannot be loaded whole."""
         start = time.perf_counter()
         self._share = Share.find(resume_from_checkpoint, self.model, self.args)
         if self._share:
@@ -461,40 +473,40 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
                 raise CheckpointError(str(error)) from error
         self._loading_seconds = time.perf_counter() - start
 
-    def load_weights(self, checkpoint):
-        """The weights of a checkpoint from which nothing is trained any more, on all ranks."""
+    def load_weights(self, checkpoint: str) -> None:
+        """Load the weights of a checkpoint from which nothing is trained any more, on all ranks."""
         self._load_from_checkpoint(checkpoint)
         if self.args.dataset_world_size > 1:
             broadcast_dataset_rank0_model(self.model)
 
-    def _load_optimizer_and_scheduler(self, checkpoint):
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Raises CheckpointError as `_load_from_checkpoint`, which comes first. The model and the optimizer are wrapped
         for the run's parallelism by now; checkpoint: None where training begins."""
         start = time.perf_counter()
         number_elements(self.optimizer, self.model.parameters())
-        if self._share is None or self.args.ignore_load_lr_and_optim:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        goes_on = checkpoint if checkpoint and not self.args.ignore_load_lr_and_optim else None
+        if self._share and goes_on:
+            self._load_share(self._share, goes_on)
         else:
-            self._load_share(checkpoint)
+            super()._load_optimizer_and_scheduler(checkpoint)
         make_states(self.optimizer, self.model.parameters())
         if self._in_backward:
-            goes_on = checkpoint and not self.args.ignore_load_lr_and_optim
-            saved = manifest.read(checkpoint) if goes_on else None
+            saved = manifest.read(goes_on) if goes_on else None
             self._in_backward.attach(saved.run.get(LAST_NORM) if saved else None)
-        if checkpoint and not self.args.ignore_load_lr_and_optim:
-            self._load_rng_state(checkpoint)  # PaddleNLP leaves it out at the beginning of an epoch
+        if goes_on:
+            self._load_rng_state(goes_on)  # PaddleNLP leaves it out at the beginning of an epoch
         if checkpoint:
             seconds = self._loading_seconds + time.perf_counter() - start
             words = compared_before(checkpoint, self.args.verify_checkpoint)
             self._tell(Transfer("load", Path(checkpoint), bytes_of(checkpoint), seconds, *words))
 
-    def _load_rng_state(self, checkpoint):
+    def _load_rng_state(self, checkpoint: str | None) -> None:
         """PaddleNLP's, before the first step only: it would also do it where a later epoch begins."""
         if not self.watch.done:
             super()._load_rng_state(checkpoint)
 
-    def _load_share(self, checkpoint):
-        self.optimizer.set_state_dict(self._share.optimizer_state(self.optimizer))
+    def _load_share(self, share: Share, checkpoint: str) -> None:
+        self.optimizer.set_state_dict(share.optimizer_state(self.optimizer))
         self.lr_scheduler.set_state_dict(paddle.load(os.path.join(checkpoint, SCHEDULER_NAME)))
         scaler = os.path.join(checkpoint, SCALER_NAME)
         if self.do_grad_scaling and os.path.isfile(scaler):
@@ -502,8 +514,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         if self.args.offload_optim:
             self._offload_optimizer()
 
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-        """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, Any]:
+        """Return the loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""
         start = time.time()
         output = self.evaluation_loop(
             self.get_eval_dataloader(eval_dataset or self.eval_dataset),
@@ -516,17 +530,17 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         steps = math.ceil(output.num_samples / batch)
         output.metrics.update(speed_metrics(metric_key_prefix, start, num_samples=output.num_samples, num_steps=steps))
         self.log(output.metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
         return output.metrics
 
-    def _get_train_sampler(self):
+    def _get_train_sampler(self) -> StepSampler:
         return StepSampler(self.course, share_of(self.args), self._order())
 
-    def _order(self):
-        """The order of the samples in each pass."""
+    def _order(self) -> Order:
+        """Return the order of the samples in each pass."""
         return in_order(self.course.samples)
 
-    def _get_eval_sampler(self, eval_dataset):
+    def _get_eval_sampler(self, eval_dataset: Any) -> DistributedBatchSampler:
         return DistributedBatchSampler(
             eval_dataset,
             batch_size=self.args.per_device_eval_batch_size,

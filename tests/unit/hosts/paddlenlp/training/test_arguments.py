@@ -26,7 +26,7 @@ def test_defaults_are_native_layers(tmp_path):
     model_args, training_args = parse(tmp_path)
     assert training_args.transformer_engine_backend == "none" and not training_args.use_fp8
     assert training_args.fp8_amax_history_len == 1024
-    assert model_args.tokenizer_name_or_path == model_args.model_name_or_path
+    assert model_args.tokenizer == model_args.model_name_or_path
 
 
 @pytest.mark.parametrize(
