@@ -178,6 +178,46 @@ def experts_zero_empty(grid, gradients, counts, blocks, size):
             at(gradients + expert * size, (size,), np.uint8)[...] = 0
 
 
+def _expert_of_rows(begins, experts, columns):
+    """[used rows]: of each its expert."""
+    begins = at(begins, (experts + 1,), np.int64) // columns
+    return np.repeat(np.arange(experts), np.diff(begins))
+
+
+def _rows(dtype, x, token_of, tokens, used, columns):
+    """Rows in float32, zeros for padding."""
+    if not token_of:
+        return at(x, (used, columns), dtype).astype(np.float32)
+    values = np.concatenate([at(x, (tokens, columns), dtype), np.zeros((1, columns), dtype)])
+    return values[at(token_of, (used,), np.int32)].astype(np.float32)
+
+
+def experts_add_bias(dtype, rows, y, begins, bias, prob_of, experts, columns):
+    expert_of = _expert_of_rows(begins, experts, columns)
+    assert len(expert_of) <= rows
+    y, bias = at(y, (len(expert_of), columns), dtype), at(bias, (experts, columns), dtype).astype(np.float32)
+    probs = at(prob_of, (len(y),), np.float32)[:, None] if prob_of else 1
+    y[...] = (y.astype(np.float32) + probs * bias[expert_of]).astype(dtype)
+
+
+def experts_sum_rows(dtype, grid, x, token_of, begins, prob_of, sums, tokens, columns):
+    experts = grid // -(-columns // (16 // np.dtype(dtype).itemsize) // 32)
+    expert_of = _expert_of_rows(begins, experts, columns)
+    values = _rows(dtype, x, token_of, tokens, len(expert_of), columns)
+    if prob_of:
+        values = values * at(prob_of, (len(values),), np.float32)[:, None]
+    sums = at(sums, (experts, columns), dtype)
+    for expert in range(experts):
+        sums[expert] = values[expert_of == expert].sum(0, dtype=np.float32).astype(dtype)
+
+
+def experts_add_bias_products(dtype, rows, x, token_of, begins, bias, of_rows, tokens, experts, columns):
+    expert_of = _expert_of_rows(begins, experts, columns)
+    values = _rows(dtype, x, token_of, tokens, len(expert_of), columns)
+    bias = at(bias, (experts, columns), dtype).astype(np.float32)
+    at(of_rows, (len(values),), np.float32)[...] += (values * bias[expert_of]).sum(1)
+
+
 def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, amax, scale_inv, tokens, *sizes):
     """kernels/experts_cast.cu: each expert's matrix as one of cast_tile.cuh's."""
     experts, rows, columns = sizes

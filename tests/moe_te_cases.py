@@ -31,6 +31,9 @@ CONFIGS = {
     "sigmoid_losses": dict(**SIGMOID, moe_aux_loss_coeff=0.5),
     "capacity": dict(moe_expert_capacity_factor=0.8, moe_router_topk=3),
     "capacity_position": dict(moe_expert_capacity_factor=0.5, moe_token_drop_policy="position"),
+    "bias": dict(bias=True, moe_router_topk=3),
+    "bias_capacity": dict(bias=True, moe_expert_capacity_factor=0.5),
+    "bias_shared": dict(bias=True, moe_shared_expert_intermediate_size=FFN, recompute_modules=("moe_act",)),
     "forced": dict(moe_router_force_load_balancing=True, moe_router_topk=3),
     "recompute_act": dict(recompute_modules=("moe_act",)),
     "recompute": dict(recompute_modules=("moe",)),
@@ -124,4 +127,5 @@ def check_fp8(kind, recipe, seed, empty, device="cpu", steps=3):
     for name, value in truth.items():
         error, bound = relative(found[name], value), relative(emulated[name], value)
         assert error < 1.1 * bound + 1e-2, (name, error, bound)
-        assert relative(found[name], emulated[name]) < 0.5 * bound + 2e-2, name  # the same rounding, not as much
+        slack = 3e-2 if "bias" in kind else 2e-2  # behind a GEMM and behind its bias te rounds to 16 bits
+        assert relative(found[name], emulated[name]) < 0.5 * bound + slack, name  # the same rounding, not as much

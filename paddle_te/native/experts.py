@@ -14,6 +14,7 @@ from paddle_te.native.kernels import ELEMENTS, kernel
 
 _BLOCK, _MOST_EXPERTS = 256, 1024
 _ZEROING_BLOCKS = 8  # of an expert
+_LANES = 32  # vectors of 16 bytes that a block sums
 CAST_TILING = Tiling(128, 8, 5)
 
 
@@ -110,8 +111,8 @@ def zero_empty(te: Shim, stream: Stream, gradients: int, counts: int, experts: i
 
 
 class Rows(NamedTuple):
-    """What `cast_transpose` casts. x: 16-bit rows, or with token_of, of a Places, the tokens that these are of. begins:
-    where the experts' rows begin in a matrix of so many columns, int64 [experts + 1]; 0 where each has as many."""
+    """Rows of experts. x: 16-bit rows, or with token_of, of a Places, the tokens that these are of. begins: where the
+    experts' rows begin in a matrix of so many columns, int64 [experts + 1]; 0 where each has as many."""
 
     x: int
     token_of: int
@@ -135,3 +136,29 @@ def cast_transpose(
     kernel = "experts_cast_transpose", "experts_cast.cu", Form(dtype, float8), CAST_TILING
     given = *rows[:3], *target[:4], scale_inv, *rows[3:]
     casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, {})
+
+
+def add_bias(te: Shim, stream: Stream, rows: Rows, bias: int, prob_of: int, dtype: int) -> None:
+    """Add an expert's bias [experts, columns] to its Rows, times the probabilities of a Places; 0: once."""
+    function = kernel(f"experts_add_bias_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
+    given = rows.x, rows.begins, bias, prob_of, rows.experts, rows.columns
+    te.launch(function, rows.rows, _BLOCK, 0, stream, *given)
+
+
+def sum_rows(te: Shim, stream: Stream, rows: Rows, prob_of: int, sums: int, dtype: int) -> None:
+    """Write the sum of each expert's Rows, times the probabilities of a Places or once, to sums [experts, columns].
+
+    The sum is in float32, in the same order in every run, and rounded once.
+    """
+    element, size = ELEMENTS[dtype]
+    blocks = -(-rows.columns // size // _LANES)
+    function = kernel(f"experts_sum_rows_{element}", "experts.cu", stream.capability)
+    given = rows.x, rows.token_of, rows.begins, prob_of, sums, rows.tokens, rows.columns
+    te.launch(function, rows.experts * blocks, _BLOCK, 0, stream, *given)
+
+
+def add_bias_products(te: Shim, stream: Stream, rows: Rows, bias: int, of_rows: int, dtype: int) -> None:
+    """Add to of_rows, float32 [rows], each row's product with its expert's bias [experts, columns]."""
+    function = kernel(f"experts_add_bias_products_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
+    given = rows.x, rows.token_of, rows.begins, bias, of_rows, rows.tokens, rows.experts, rows.columns
+    te.launch(function, rows.rows, _BLOCK, 0, stream, *given)

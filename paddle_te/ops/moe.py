@@ -52,11 +52,8 @@ class ExpertWeights(NamedTuple):
 class MoEOps(Protocol):
     """What a backend implements."""
 
-    def check_experts(self, activation: str = "swiglu", bias: bool = False) -> None:
-        """Raise where the backend cannot compute such experts here, and say what is missing.
-
-        bias: of the experts' GEMMs.
-        """
+    def check_experts(self, activation: str = "swiglu") -> None:
+        """Raise where the backend cannot compute such experts here, and say what is missing."""
 
     def fork(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
         """Return x `count` times, for as many that read it; backward adds their gradients up."""

@@ -23,7 +23,7 @@ class _Grouped(_WithGemms):
     def __init__(self, settings: GemmSettings, set_parallel_mode: bool = False) -> None:
         if get_autocast_state().stored_for is not None:
             raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
-        get_moe_ops(settings.backend).check_experts(getattr(settings, "activation", "swiglu"), settings.bias)
+        get_moe_ops(settings.backend).check_experts(getattr(settings, "activation", "swiglu"))
         super().__init__(settings, set_parallel_mode)
 
     @property

@@ -43,7 +43,7 @@ class TopKRouter(_Layer):
     @takes(MoEConfig)
     def __init__(self, config: MoEConfig) -> None:
         super().__init__(config, config.set_parallel_mode)
-        self.moe_ops.check_experts(config.activation, config.bias)
+        self.moe_ops.check_experts(config.activation)
         self.config, self.routing = config, config.routing
         self.statistics: RouterStatistics | None = None
         weight = self.create_parameter(

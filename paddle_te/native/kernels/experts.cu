@@ -147,6 +147,89 @@ extern "C" __global__ void experts_zero_empty(uint4* gradients, const long long*
     gradients[expert * vectors + i] = uint4{0, 0, 0, 0};
 }
 
+// The expert that has the number `at` of the experts' rows, or `experts` behind them.
+__device__ long long expert_at(const long long* begins, long long experts, long long at) {
+  long long low = 0, high = experts;
+  while (low < high) {
+    const long long middle = (low + high) / 2;
+    if (begins[middle + 1] <= at)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// A block adds an expert's bias to a row, times the row's probability if there is one.
+template <class T>
+__device__ void add_bias(T* y, const long long* begins, const T* bias, const float* prob_of, long long experts,
+                         long long columns) {
+  const long long row = blockIdx.x, expert = expert_at(begins, experts, row * columns);
+  if (expert == experts) return;
+  const float prob = prob_of ? prob_of[row] : 1.f;
+  constexpr int size = Vector<T>::size;
+  auto* to = reinterpret_cast<Vector<T>*>(y + row * columns);
+  const auto* from = reinterpret_cast<const Vector<T>*>(bias + expert * columns);
+  for (long long i = threadIdx.x; i < columns / size; i += blockDim.x) {
+    Vector<T> values = to[i], added = from[i];
+    for (int k = 0; k < size; k++) from_float(to_float(values.x[k]) + prob * to_float(added.x[k]), values.x[k]);
+    to[i] = values;
+  }
+}
+
+// A block sums an expert's rows over kLanes vectors of columns: blockDim.x / kLanes threads go through the rows of one.
+// token_of: of each row its token, `tokens` for padding; null where x has the rows themselves.
+constexpr int kLanes = 32;
+template <class T>
+__device__ void sum_rows(const T* x, const int* token_of, const long long* begins, const float* prob_of, T* sums,
+                         long long tokens, long long columns) {
+  constexpr int size = Vector<T>::size;
+  __shared__ float shares[kMostThreads * size];
+  const long long vectors = columns / size, blocks = (vectors + kLanes - 1) / kLanes, expert = blockIdx.x / blocks;
+  const long long vector = blockIdx.x % blocks * kLanes + threadIdx.x % kLanes, end = begins[expert + 1] / columns;
+  float sum[size] = {};
+  for (long long row = begins[expert] / columns + threadIdx.x / kLanes; row < end; row += blockDim.x / kLanes) {
+    const long long from = token_of ? token_of[row] : row;
+    if (vector >= vectors || (token_of && from >= tokens)) continue;
+    const auto values = reinterpret_cast<const Vector<T>*>(x + from * columns)[vector];
+    const float prob = prob_of ? prob_of[row] : 1.f;
+    for (int k = 0; k < size; k++) sum[k] += prob * to_float(values.x[k]);
+  }
+  for (int k = 0; k < size; k++) shares[threadIdx.x * size + k] = sum[k];
+  __syncthreads();
+  if (threadIdx.x >= kLanes || vector >= vectors) return;
+  Vector<T> rounded;
+  for (int k = 0; k < size; k++) {
+    float total = 0;
+    for (int thread = threadIdx.x; thread < blockDim.x; thread += kLanes) total += shares[thread * size + k];
+    from_float(total, rounded.x[k]);
+  }
+  reinterpret_cast<Vector<T>*>(sums + expert * columns)[vector] = rounded;
+}
+
+// A block adds to of_rows a row's product with its expert's bias.
+template <class T>
+__device__ void add_bias_products(const T* x, const int* token_of, const long long* begins, const T* bias,
+                                  float* of_rows, long long tokens, long long experts, long long columns) {
+  __shared__ float shares[kMostThreads];
+  constexpr int size = Vector<T>::size;
+  const long long row = blockIdx.x, expert = expert_at(begins, experts, row * columns);
+  const long long from = expert == experts ? tokens : token_of ? token_of[row] : row;
+  float product = 0;
+  if (from < tokens) {
+    const auto* values = reinterpret_cast<const Vector<T>*>(x + from * columns);
+    const auto* factors = reinterpret_cast<const Vector<T>*>(bias + expert * columns);
+    for (long long i = threadIdx.x; i < columns / size; i += blockDim.x)
+      for (int k = 0; k < size; k++) product += to_float(values[i].x[k]) * to_float(factors[i].x[k]);
+  }
+  shares[threadIdx.x] = product;
+  __syncthreads();
+  if (threadIdx.x || from >= tokens) return;
+  float total = 0;
+  for (int i = 0; i < blockDim.x; i++) total += shares[i];
+  of_rows[row] += total;
+}
+
 #define EXPERTS(T)                                                                                                  \
   extern "C" __global__ void experts_gather_##T(const T* x, const int* token_of, T* y, long long tokens,            \
                                                 long long columns) {                                                \
@@ -155,6 +238,21 @@ extern "C" __global__ void experts_zero_empty(uint4* gradients, const long long*
   extern "C" __global__ void experts_combine_##T(const T* rows, const unsigned char* map, const int* place,         \
                                                  const T* residual, T* out, long long experts, long long columns) { \
     combine(rows, map, place, residual, out, experts, columns);                                                     \
+  }                                                                                                                 \
+  extern "C" __global__ void experts_add_bias_##T(T* y, const long long* begins, const T* bias,                     \
+                                                  const float* prob_of, long long experts, long long columns) {     \
+    add_bias(y, begins, bias, prob_of, experts, columns);                                                           \
+  }                                                                                                                 \
+  extern "C" __global__ void experts_sum_rows_##T(const T* x, const int* token_of, const long long* begins,         \
+                                                  const float* prob_of, T* sums, long long tokens,                  \
+                                                  long long columns) {                                              \
+    sum_rows(x, token_of, begins, prob_of, sums, tokens, columns);                                                  \
+  }                                                                                                                 \
+  extern "C" __global__ void experts_add_bias_products_##T(const T* x, const int* token_of,                         \
+                                                           const long long* begins, const T* bias, float* of_rows,  \
+                                                           long long tokens, long long experts,                     \
+                                                           long long columns) {                                     \
+    add_bias_products(x, token_of, begins, bias, of_rows, tokens, experts, columns);                                \
   }
 EXPERTS(bfloat16)
 EXPERTS(float16)

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def check_experts(activation: str = "swiglu", bias: bool = False) -> None:
+def check_experts(activation: str = "swiglu") -> None:
     """Raise nothing: it runs wherever Paddle does; fp8 is emulated."""
 
 

@@ -13,7 +13,7 @@ from paddle_te import native
 from paddle_te.native import BackendUnavailable, choice, experts
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.te import autograd, float8_experts, runtime
+from paddle_te.ops.te import autograd, expert_bias, float8_experts, runtime
 from paddle_te.ops.te.recording import Op
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
 
@@ -27,7 +27,7 @@ REMEDY = (
 )
 
 
-def check_experts(activation="swiglu", bias=False):
+def check_experts(activation="swiglu"):
     """Refuse what has no kernels, and libraries without grouped GEMMs."""
     native.load()
     version, problems = cublas_version(), []
@@ -37,21 +37,18 @@ def check_experts(activation="swiglu", bias=False):
     if capability[0] != HOPPER:
         what = "grouped GEMMs are called as Hopper has them, not GPUs of compute capability {}.{}".format(*capability)
         problems.append((what, "use backend paddle"))
-    for missing, what in (
-        (activation != "swiglu", f"experts with activation {activation}"),
-        (bias, "biases of experts"),
-    ):
-        if missing:
-            problems.append((f"backend transformer_engine has no {what}", "use backend paddle"))
+    if activation != "swiglu":
+        problems.append(
+            (f"backend transformer_engine has no experts with activation {activation}", "use backend paddle")
+        )
     if problems:
         raise BackendUnavailable(problems)
 
 
-def check_supported(activation, *biases):
+def check_supported(activation):
     """Layers have asked `check_experts` before, which takes longer."""
-    bias = any(bias is not None for bias in biases)
-    if bias or activation != "swiglu":
-        check_experts(activation, bias)
+    if activation != "swiglu":
+        check_experts(activation)
 
 
 def _check_fp8(quantizers):
@@ -121,6 +118,11 @@ class Group(NamedTuple):
             experts.zero_empty(rt.te, rt.stream, dw.data_ptr(), self.counts, self.experts, size)
         return None if fused else dw
 
+    def of_rows(self, matrix):
+        """The experts.Rows of a Matrix that has these."""
+        rows, columns = matrix.shape
+        return experts.Rows(matrix.memory.data_ptr(), 0, self.begins[columns], rows, self.experts, self.rows, columns)
+
 
 class ExpertsSettings(NamedTuple):
     """topk: the greatest number of a token's experts. recompute: whether backward computes the activation again."""
@@ -152,6 +154,12 @@ class _Placed(NamedTuple):
         group = Group(count, sizes.rows, places.counts, dict(zip(columns, begins, strict=True)))
         return cls(routing_map, sizes, places, group, code, x.dtype)
 
+    def of_tokens(self, x):
+        """The experts.Rows of x [tokens, columns], a tensor."""
+        columns, group = x.shape[-1], self.group
+        given = x.data_ptr(), self.places.token_of, group.begins[columns], self.sizes.tokens
+        return experts.Rows(*given, group.experts, group.rows, columns)
+
     def new(self, rt, columns):
         """A Matrix of the rows, uninitialised."""
         return rt.new_matrix((self.sizes.rows, columns), self.dtype, self.code)
@@ -161,8 +169,7 @@ class _Placed(NamedTuple):
         transposes: whether a GEMM sums over them."""
         columns = x.shape[-1]
         if quantizer is not None:
-            rows = float8_experts.of_tokens(self.group, x.data_ptr(), self.places, self.sizes.tokens, columns)
-            return float8_experts.quantized(rt, rows, quantizer, self.code, transposes)
+            return float8_experts.quantized(rt, self.of_tokens(x), quantizer, self.code, transposes)
         rows = self.new(rt, columns)
         given = x.data_ptr(), self.places, rows.memory.data_ptr(), self.sizes, columns, self.code
         experts.gather(rt.te, rt.stream, *given)
@@ -172,8 +179,7 @@ class _Placed(NamedTuple):
         """A Matrix of rows as GEMMs read it."""
         if quantizer is None:
             return matrix
-        rows = float8_experts.of_rows(self.group, matrix)
-        return float8_experts.quantized(rt, rows, quantizer, self.code, transposes)
+        return float8_experts.quantized(rt, self.group.of_rows(matrix), quantizer, self.code, transposes)
 
     def combined(self, rt, rows, out, residual=None):
         """out, a tensor, = residual, if any, + the sum of each token's rows."""
@@ -208,7 +214,7 @@ class _Saved(NamedTuple):
 
 def _check(inputs):
     """(columns of fc1's output, of fc2's input)."""
-    x, probs, routing_map, fc1, fc2, residual = inputs.tensors
+    x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors
     (tokens, hidden), count, ffn = x.shape, fc1.shape[0], fc2.shape[2]
     fc1_rows = FC1_WIDTHS["swiglu"] * ffn
     check_tensor("probs", probs, [tokens, count], paddle.float32)
@@ -216,6 +222,9 @@ def _check(inputs):
         check_tensor("residual", residual, x.shape, x.dtype)
     check_tensor("fc1_weight", fc1, [count, fc1_rows, hidden], x.dtype)
     check_tensor("fc2_weight", fc2, [count, hidden, ffn], x.dtype)
+    for name, bias, columns in zip(("fc1_bias", "fc2_bias"), biases, (fc1_rows, hidden), strict=True):
+        if bias is not None:
+            check_tensor(name, bias, [count, columns], x.dtype)
     if routing_map.dtype is not paddle.bool or list(routing_map.shape) != [tokens, count]:
         raise TypeError(f"routing_map is {routing_map.dtype} {routing_map.shape}; it must be bool {[tokens, count]}")
     multiple = 8 if inputs.quantizers[0] is None else inputs.quantizers[0].input.scaling.multiple
@@ -228,7 +237,7 @@ def _check(inputs):
 
 
 def _forward(rt, inputs, settings):
-    x, probs, routing_map, fc1, fc2, residual = inputs.tensors
+    x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias = inputs.tensors
     (first, second), train = inputs.quantizers, inputs.train
     (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs), x.shape, fc1.shape[0]
     multiple = 1 if first is None else first.input.scaling.multiple
@@ -238,9 +247,11 @@ def _forward(rt, inputs, settings):
     w1, w2 = (_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
     rows = placed.gathered(rt, x, first and first.input, train and not fc1.stop_gradient)
     group.forward(rt, rows, w1, hidden := placed.new(rt, fc1_rows))
+    expert_bias.add(rt, group.of_rows(hidden), fc1_bias, code)
     keeps = train and not fc2.stop_gradient and not settings.recompute
     act = placed.operand(rt, placed.activated(rt, hidden), second and second.input, keeps)
     group.forward(rt, act, w2, y := placed.new(rt, hidden_size))
+    expert_bias.add(rt, group.of_rows(y), fc2_bias, code, placed.places.prob_of)
     out = placed.combined(rt, y, rt.empty(x.shape, x.dtype), residual)
     if train:
         float8_experts.drop_data(rt, rows, act, w1, w2)
@@ -255,7 +266,7 @@ def _weight(rt, weight, quantizers, code, train):
 
 
 def _backward(rt, saved, dy):
-    x, probs, _, fc1, fc2, residual = saved.inputs.tensors
+    x, probs, _, fc1, fc2, residual, fc1_bias, fc2_bias = saved.inputs.tensors
     placed, group, (first, second) = saved.placed, saved.placed.group, saved.inputs.quantizers
     grad = placed.gathered(rt, dy, second and second.grad_output, not fc2.stop_gradient)
     group.dgrad(rt, grad, saved.w2, dact := placed.new(rt, fc2.shape[2]))
@@ -266,13 +277,18 @@ def _backward(rt, saved, dy):
     dhidden, dof_rows = placed.new(rt, fc1.shape[1]), rt.empty([placed.sizes.rows], paddle.float32)
     given = placed.of_rows(rt), dhidden.native, rt.view(dof_rows, (placed.sizes.rows,), FLOAT32)
     rt.te.scaled_dswiglu(dact.native, saved.hidden.native, *given, rt.stream)
+    of_dy = placed.of_tokens(dy)
+    dfc2_bias = expert_bias.gradient(rt, of_dy, fc2_bias, placed.code, placed.places.prob_of)
+    expert_bias.add_to_probs(rt, of_dy, fc2_bias, dof_rows, placed.code)
+    dfc1_bias = expert_bias.gradient(rt, group.of_rows(dhidden), fc1_bias, placed.code)
     dprobs = _dprobs(rt, placed, probs, dof_rows)
     dhidden = placed.operand(rt, dhidden, first and first.grad_output, not fc1.stop_gradient)
     dw1, dx = group.wgrad(rt, saved.rows, dhidden, fc1, placed.code), None
     if not x.stop_gradient:
         group.dgrad(rt, dhidden, saved.w1, drows := placed.new(rt, x.shape[1]))
         dx = placed.combined(rt, drows, rt.empty(x.shape, x.dtype))
-    return dx, dprobs, None, dw1, dw2, None if residual is None or residual.stop_gradient else dy
+    dresidual = None if residual is None or residual.stop_gradient else dy
+    return dx, dprobs, None, dw1, dw2, dresidual, dfc1_bias, dfc2_bias
 
 
 def _dprobs(rt, placed, probs, dof_rows):
@@ -301,11 +317,11 @@ def experts_mlp(
     fuse_wgrad_accumulation=False,
 ):
     """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
-    check_supported(activation, weights.fc1_bias, weights.fc2_bias)
+    check_supported(activation)
     _check_fp8(quantizers[0])
     return autograd.apply(
         _EXPERTS_MLP,
-        (x, probs, routing_map, weights.fc1_weight, weights.fc2_weight, residual),
+        (x, probs, routing_map, weights.fc1_weight, weights.fc2_weight, residual, weights.fc1_bias, weights.fc2_bias),
         ExpertsSettings(topk, recompute_activation),
         quantizers=quantizers,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
@@ -313,10 +329,12 @@ def experts_mlp(
 
 
 def _linear_forward(rt, inputs, _):
-    (x, weight, counts), (quantizers,) = inputs.tensors, inputs.quantizers
+    (x, weight, counts, bias), (quantizers,) = inputs.tensors, inputs.quantizers
     (count, out_features, in_features), code = weight.shape, dtype_code("x", x)
     check_tensor("x", x, [x.shape[0], in_features], x.dtype)
     check_tensor("weight", weight, weight.shape, x.dtype)
+    if bias is not None:
+        check_tensor("bias", bias, [count, out_features], x.dtype)
     if counts.dtype is not paddle.int64 or list(counts.shape) != [count]:
         raise TypeError(f"the experts' rows are {counts.dtype} {counts.shape}; they must be int64 {[count]}")
     multiple = 8 if quantizers is None else quantizers.input.scaling.multiple
@@ -332,7 +350,8 @@ def _linear_forward(rt, inputs, _):
     operand = partial(_operand, rt, group, code)
     rows, w = operand(x, quantizers and quantizers.input), _weight(rt, weight, quantizers, code, inputs.train)
     y = rt.empty([x.shape[0], out_features], x.dtype)
-    group.forward(rt, rows, w, rt.matrix(y, code))
+    group.forward(rt, rows, w, out := rt.matrix(y, code))
+    expert_bias.add(rt, group.of_rows(out), bias, code)
     if inputs.train:
         float8_experts.drop_data(rt, rows, w)
     return y, (inputs, rows, w, group, operand)
@@ -343,17 +362,18 @@ def _operand(rt, group, code, x, quantizer):
     matrix = rt.matrix(x, code)
     if quantizer is None:
         return matrix
-    return float8_experts.quantized(rt, float8_experts.of_rows(group, matrix), quantizer, code, True)
+    return float8_experts.quantized(rt, group.of_rows(matrix), quantizer, code, True)
 
 
 def _linear_backward(rt, saved, dy):
     inputs, rows, w, group, operand = saved
-    (x, weight, _), (quantizers,) = inputs.tensors, inputs.quantizers
+    (x, weight, _, bias), (quantizers,) = inputs.tensors, inputs.quantizers
     grad, code, dx = operand(dy, quantizers and quantizers.grad_output), dtype_code("x", x), None
     if not x.stop_gradient:
         dx = rt.empty(x.shape, x.dtype)
         group.dgrad(rt, grad, w, rt.matrix(dx, code))
-    return dx, group.wgrad(rt, rows, grad, weight, code), None
+    dbias = expert_bias.gradient(rt, group.of_rows(rt.matrix(dy, code)), bias, code)
+    return dx, group.wgrad(rt, rows, grad, weight, code), None, dbias
 
 
 _GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
@@ -361,13 +381,12 @@ _GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
 
 def grouped_linear(x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_accumulation=False):
     """Each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
-    check_supported("swiglu", bias)
     _check_fp8(quantizers)
     if not isinstance(counts, paddle.Tensor):
         _check_counts(counts, x.shape[0], quantizers)
         counts = paddle.to_tensor(counts, "int64")
     given = dict(quantizers=(quantizers,), fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    return autograd.apply(_GROUPED_LINEAR, (x, weight, counts), **given)
+    return autograd.apply(_GROUPED_LINEAR, (x, weight, counts, bias), **given)
 
 
 def _check_counts(counts, rows, quantizers):

@@ -46,17 +46,6 @@ def drop_data(rt, *operands):
             operand.drop_data(rt)
 
 
-def of_tokens(group, x, places, tokens, columns):
-    """The experts.Rows of tokens at an address x."""
-    return experts.Rows(x, places.token_of, group.begins[columns], tokens, group.experts, group.rows, columns)
-
-
-def of_rows(group, matrix):
-    """The experts.Rows of a Matrix that has these."""
-    rows, columns = matrix.shape
-    return experts.Rows(matrix.memory.data_ptr(), 0, group.begins[columns], rows, group.experts, rows, columns)
-
-
 def quantized(rt, rows, quantizer, code, transposes):
     """An Operand of experts.Rows. transposes: whether there are transposed copies, too."""
     shape = rows.rows, rows.columns

@@ -213,6 +213,47 @@ def test_gradients_of_probabilities(cpu, placed, seed):
     assert (dprobs == np.where(chosen, of_rows[np.where(chosen, place, 0)], 0)).all()
 
 
+@pytest.fixture
+def of_rows(placed, seed):
+    """(experts.Rows of tokens, the same in NumPy with zeros for padding, each row's expert, prob_of, a bias)."""
+    chosen, _, sizes, places, (counts, _, _, token_of, prob_of) = placed
+    random, columns = np.random.default_rng(seed + 4), 140  # more vectors than lanes
+    x, bias = (random.standard_normal([n, columns]).astype("float32") for n in (sizes.tokens, len(counts)))
+    begins = np.cumsum([0, *counts]) * columns
+    rows = experts.Rows(
+        x.ctypes.data, places.token_of, begins.ctypes.data, sizes.tokens, len(counts), sizes.rows, columns
+    )
+    expert_of = np.repeat(np.arange(len(counts)), counts)
+    values = np.concatenate([x, np.zeros([1, columns], "float32")])[token_of[: len(expert_of)]]
+    return rows, values, expert_of, prob_of[: len(expert_of)], bias, (x, begins)
+
+
+@pytest.mark.parametrize("times_probs", [False, True])
+def test_biases_and_their_gradients(cpu, placed, of_rows, times_probs, monkeypatch):
+    rows, values, expert_of, prob_of, bias, _ = of_rows
+    address, factors = (placed[3].prob_of, prob_of[:, None]) if times_probs else (0, 1)
+    y = np.full([rows.rows, rows.columns], np.nan, "float32")
+    y[: len(values)] = values
+    experts.add_bias(cpu, cpu, rows._replace(x=y.ctypes.data, token_of=0), bias.ctypes.data, address, F32)
+    assert np.allclose(y[: len(values)], values + factors * bias[expert_of], atol=1e-6)
+    assert np.isnan(y[len(values) :]).all()
+    monkeypatch.setattr(experts, "_BLOCK", 64)  # two threads for a vector
+    expected = np.stack([(factors * values)[expert_of == e].sum(0) for e in range(rows.experts)])
+    for given in (rows, rows._replace(x=values.ctypes.data, token_of=0)):
+        sums = np.full(bias.shape, np.nan, "float32")
+        experts.sum_rows(cpu, cpu, given, address, sums.ctypes.data, F32)
+        assert np.allclose(sums, expected, atol=1e-4)
+
+
+def test_what_comes_through_a_bias_to_the_probabilities(cpu, of_rows):
+    rows, values, expert_of, _, bias, _ = of_rows
+    found = np.arange(rows.rows, dtype="float32")
+    expected = found.copy()
+    expected[: len(values)] += (values * bias[expert_of]).sum(1)
+    experts.add_bias_products(cpu, cpu, rows, bias.ctypes.data, found.ctypes.data, F32)
+    assert np.allclose(found, expected, atol=1e-4)
+
+
 def test_what_experts_without_rows_have_is_zeroed(cpu, monkeypatch):
     monkeypatch.setattr(experts, "kernel", lambda *key: key)
     monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
