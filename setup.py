@@ -70,6 +70,8 @@ EXTRAS = {
     # nvtx: named ranges for nsys. CUPTI: kernels on nvgpu for Paddle's own profiler.
     "profile": ["nvtx", "nvidia-cuda-cupti>=13,<14"],
 }
+# What --report_to may name beside visualdl. mlflow, the whole, keeps runs in a database, too.
+EXTRAS["trackers"] = ["wandb>=0.17,<1", "swanlab>=0.6,<1", "tensorboardX>=2.6,<3", "mlflow-skinny>=3,<4"]
 # `mkdocs serve` and `mkdocs build --strict` with mkdocs.yml.
 EXTRAS["docs"] = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"]
 EXTRAS["test"] = [
@@ -90,6 +92,7 @@ EXTRAS["test"] = [
     *EXTRAS["data"],
     *EXTRAS["plots"],
     *EXTRAS["docs"],
+    *EXTRAS["trackers"],
 ]
 
 SHIM_EXPORTS = "paddle_te/native/shim.map"

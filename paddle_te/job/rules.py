@@ -759,7 +759,13 @@ _WITHOUT_EFFECT = {
     "do_export": "PaddleNLP reads it nowhere; te_llama_ckpt_converter.py converts checkpoints",
 }
 # What --report_to may name, and the package that each one needs
-REPORTS = {"visualdl": "visualdl", "wandb": "wandb", "tensorboard": "tensorboardX"}
+REPORTS = {
+    "visualdl": "visualdl",
+    "wandb": "wandb",
+    "tensorboard": "tensorboardX",
+    "swanlab": "swanlab",
+    "mlflow": "mlflow",
+}
 _BEST = "--do_eval true --metric_for_best_model"
 _POLYNOMIAL = "finetune --do_train true --lr_scheduler_type polynomial"
 
@@ -1068,6 +1074,14 @@ def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:
 
 FORMERS_RULES = (
     _not_there("fp8_lm_head", "true", "in PaddleFormers the head is the host's own"),
+    Rule(
+        lambda job: "mlflow" in (job.report_to or ()),
+        "{report_to}: PaddleFormers has no callback for MLflow",
+        "choose another tracker",
+        "paddleformers --report_to mlflow",
+        "--report_to mlflow",
+        host=PADDLEFORMERS,
+    ),
     _not_there("offload_activations", "2", "PaddleFormers has nothing like it; recompute saves memory, too"),
     Rule(
         lambda job: job.sharing > 1 and f"{{{job.shared_by}}}",

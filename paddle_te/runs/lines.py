@@ -42,6 +42,7 @@ def step_values(logs: Mapping[str, float]) -> str:
     shown = [
         ("loss", "loss {:.5f}", 1),
         ("learning_rate", "learning rate {:.3g}", 1),
+        ("grad_norm", "gradient norm {:.3g}", 1),
         ("tokens_per_second", "{:,.0f} tokens/s", 1),
         ("step_time", "{:.3g} s a step", 1),
         ("mfu", "MFU {:.1%}", 1),

@@ -103,8 +103,9 @@ class ThroughputCallback(Callback):
     `{"step", "loss", "lr", "tokens_per_second", "step_time", "peak_memory_bytes"}`, the loss with all its digits,
     `step_time` in seconds (mean of the interval; saving and evaluating not counted, loading data counted),
     `tokens_per_second` of the whole job, memory of the first process's device; "skipped_steps" where some were left
-    out since the line before (`health`), and no line where all were. A resumed run keeps the lines up to the step it
-    resumes from. At the end train_summary.json, whose speeds leave out the first interval (warm-up).
+    out since the line before (`health`), and no line where all were; "grad_norm" before clipping, of the last step,
+    where the Trainer logs it. A resumed run keeps the lines up to the step it resumes from. At the end
+    train_summary.json, whose speeds leave out the first interval (warm-up).
 
     It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
 
@@ -195,6 +196,7 @@ class ThroughputCallback(Callback):
             "step_time": step_time,
             "peak_memory_bytes": device.peak_memory(),
             **({"skipped_steps": self.unlogged} if self.unlogged else {}),
+            **({"grad_norm": logs["grad_norm"]} if "grad_norm" in logs else {}),
         }
         self.unlogged = 0
         self.records.append(record)

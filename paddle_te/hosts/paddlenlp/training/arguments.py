@@ -24,6 +24,7 @@ from paddle_te.options.removed import check_removed
 from paddle_te.options.scripts import LAYERS, PRETRAINING, TRAINING, PretrainModel
 from paddle_te.outputs import check_folder
 from paddle_te.runs.rollback import Rollback
+from paddle_te.training.trackers import TRACKERS
 
 
 @dataclass
@@ -63,6 +64,9 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(" ".join(str(error).split())) from error
         if getattr(self, "ddp_find_unused_parameters", None) is None:  # there are none; looking for them costs time
             self.ddp_find_unused_parameters = False
+        reports = list(self.report_to)
+        self.trackers = [name for name in reports if name in TRACKERS]  # which PaddleNLP's Trainer does not know
+        self.report_to: list[str] = [name for name in reports if name not in TRACKERS]
         self.test_iters = 10 * self.eval_iters
         self.rollbacks: list[Rollback] = []  # runs.rollback.leave_out_broken_batches knows them
 

@@ -18,6 +18,7 @@ from paddle_te.training.lines import LinesCallback
 from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.training.signals import ExitSignalCallback
 from paddle_te.training.throughput import ThroughputCallback
+from paddle_te.training.trackers import TRACKERS, TrackerCallback
 
 
 class TransfersCallback(TrainerCallback):
@@ -63,6 +64,7 @@ def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | No
     lines = LinesCallback.of(config)
     transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
     callbacks[:0] = [ThroughputCallback.of(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
+    callbacks += [TrackerCallback(TRACKERS[name]()) for name in getattr(trainer.args, "trackers", [])]
     callbacks.append(LastStepCallback())
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if getattr(trainer.args, "early_stopping_patience", None):

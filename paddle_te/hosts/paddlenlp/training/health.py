@@ -63,14 +63,16 @@ class Watch:
     """Judges the steps of one training run, and what is saved.
 
     args: the run's TrainingArguments, of which it reads on_nan, spike_factor, output_dir and the layout.
-    done: steps of this process, those left out among them; skipped: steps left out. fault: what was wrong with the
-    running step, whose update is left out; or None.
+    done: steps of this process, those left out among them; skipped: steps left out. norm: the gradients' before
+    clipping, of the last step that was judged. fault: what was wrong with the running step, whose update is left out;
+    or None.
     """
 
     def __init__(self, args: HostArguments) -> None:
         self.args = args
         self.spikes = Spikes(args.spike_factor)
         self.step = self.done = self.skipped = self.in_a_row = 0
+        self.norm: float | None = None
         self.fault: str | None = None
         self._optimizer: Any = None
         self._loss: Tensor | None = None  # of the running step on this rank
@@ -119,8 +121,8 @@ class Watch:
         """Return whether the update may be made. Raise UnsoundStep where training cannot go on. Collective."""
         if self._loss is None or self._sum is None:
             raise RuntimeError("an update before the loss of its step is known")
-        loss, size, losses = self._everyones(self._loss, norm, self._sum)
-        named = (("loss", loss), ("gradient norm", size))
+        loss, self.norm, losses = self._everyones(self._loss, norm, self._sum)
+        named = (("loss", loss), ("gradient norm", self.norm))
         faults = [f"the {name} is {value}" for name, value in named if not math.isfinite(value)]
         fault = " and ".join(faults) or self.spikes.fault(loss)
         if fault is None:

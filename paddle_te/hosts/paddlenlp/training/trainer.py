@@ -238,11 +238,13 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self.state.epoch = self.course.epoch(self.state.global_step)
 
     def log(self, logs: dict[str, Any], **kwargs: Any) -> None:
-        """PaddleNLP's, with the epoch of the course. The state, which checkpoints hold, keeps what evaluations gave:
-        PaddleNLP's forgets it with each line."""
+        """Log as PaddleNLP does, with the epoch of the course and the gradients' norm. The state, which checkpoints
+        hold, keeps what evaluations gave: PaddleNLP's forgets it with each line."""
         self._note_place()
         if "train_runtime" in logs:
             logs.update(self._closing_values(logs["train_runtime"]))
+        if "loss" in logs and self.watch.norm is not None:
+            logs["grad_norm"] = self.watch.norm
         kept = list(self.state.log_history or ())
         super().log(logs, **kwargs)
         self.state.log_history = kept + evaluation_in(logs, self.state.global_step)

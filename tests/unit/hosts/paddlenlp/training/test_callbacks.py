@@ -52,7 +52,7 @@ class RecordingTrainer(Trainer):
         return self.step_losses[-1]
 
 
-def make_trainer(tiny_config, output_dir, seed, exit_signal=None, **overrides):
+def make_trainer(tiny_config, output_dir, seed, exit_signal=None, kind=TrainingArguments, **overrides):
     settings = dict(
         output_dir=str(output_dir),
         do_train=True,
@@ -68,9 +68,9 @@ def make_trainer(tiny_config, output_dir, seed, exit_signal=None, **overrides):
         report_to=["visualdl"],
         skip_memory_metrics=True,
     )
-    arguments = TrainingArguments(**{**settings, **overrides})
+    arguments, data = kind(**{**settings, **overrides}), RandomTokens(seed, samples=256)
     model = LlamaForCausalLM(tiny_config())
-    trainer = RecordingTrainer(model=model, args=arguments, train_dataset=RandomTokens(seed, samples=256))
+    trainer = RecordingTrainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
     install_callbacks(trainer, exit_signal)
     return trainer
 
