@@ -19,6 +19,37 @@ MODELS = {
     "phi3-part": dict(model_type="phi3", pad_token_id=0, partial_rotary_factor=0.5),
     "olmo2": dict(model_type="olmo2", rope_theta=5e5, num_key_value_heads=4),
     "glm4": dict(model_type="glm4", head_dim=32, attention_bias=False, pad_token_id=0),
+    "mixtral": dict(
+        model_type="mixtral", num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.0
+    ),
+    "qwen3_moe": dict(
+        model_type="qwen3_moe",
+        head_dim=32,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        router_aux_loss_coef=0.0,
+    ),
+    "qwen2_moe": dict(
+        model_type="qwen2_moe",
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+        decoder_sparse_step=2,
+        router_aux_loss_coef=0.0,
+    ),
+    "olmoe": dict(
+        model_type="olmoe",
+        num_hidden_layers=2,
+        num_key_value_heads=4,
+        num_experts=5,
+        num_experts_per_tok=2,
+        intermediate_size=32,
+        router_aux_loss_coef=0.0,
+    ),
     "qwen3-tied": dict(model_type="qwen3", head_dim=8, tie_word_embeddings=True, rope_scaling=YARN),
 }
 LENGTH, PROMPT, NEW = 40, 7, 32

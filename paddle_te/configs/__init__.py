@@ -40,7 +40,8 @@ CONFIGS = Path(__file__).parent
 MODEL_VALUES = (
     "model_type num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size "
     "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings sliding_window "
-    "hidden_activation"
+    "hidden_activation num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
+    "shared_expert_intermediate_size decoder_sparse_step mlp_only_layers"
 ).split()
 
 

@@ -51,6 +51,8 @@ class Family:
         """Return whether a part of a layer, a norm or a projection such as q or down, has a bias."""
         if part.endswith("norm"):
             return self.normalization == "LayerNorm"
+        if part in ("router", "shared_expert_gate"):
+            return False
         return self.biases == "all" or self.biases == "qkv" and part in ("q", "k", "v")
 
 
@@ -61,6 +63,10 @@ QWEN3 = Family("qwen3", "Qwen3", qk_norm="head")
 PHI3 = Family("phi3", "Phi3", names="phi3", window=True)
 OLMO2 = Family("olmo2", "Olmo2", names="olmo2", qk_norm="all", norms="after")
 GLM4 = Family("glm4", "Glm4", names="glm4", norms="both", interleaved=True)
+MIXTRAL = Family("mixtral", "Mixtral", names="mixtral", window=True)
+QWEN2_MOE = Family("qwen2_moe", "Qwen2Moe", biases="qkv", names="shared_experts")
+QWEN3_MOE = Family("qwen3_moe", "Qwen3Moe", qk_norm="head", names="experts")
+OLMOE = Family("olmoe", "Olmoe", qk_norm="all", names="experts")
 GPT = Family(
     "gpt",
     "GPT",
@@ -73,7 +79,8 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, MISTRAL, GPT)}
+_ALL = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, MISTRAL, GPT, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
+FAMILIES = {family.model_type: family for family in _ALL}
 
 
 def value(config: Config, name: str, default: Any = None) -> Any:

@@ -12,7 +12,7 @@ from paddle_te import typed
 from paddle_te.configs.families import FAMILIES, Family
 from paddle_te.configs.others import CHANGING
 from paddle_te.configs.reading import MOST_BYTES
-from paddle_te.configs.schema import SAME, SCHEMAS, Decoder, Key, Rotary, Scaling
+from paddle_te.configs.schema import SAME, SCHEMAS, Decoder, Key, Rotary, Scaling, SomeLayers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/config.md"
 _HEAD = "| key | it must be | default | unit | what it says |\n|---|---|---|---|---|"
@@ -33,6 +33,12 @@ def page() -> str:
         "are those of transformers and of PaddleNLP.",
         _section("All families", "A family's own table replaces a row.", Decoder),
         _section("Llama, Qwen2 and Mistral", "They have rotary positions, RMSNorm and a gated MLP.", Rotary),
+        _section(
+            "Mixtures of experts",
+            "The families whose layers have experts have some of these; Qwen's have all.",
+            SomeLayers,
+            inherited=True,
+        ),
         *(_section(FAMILIES[name].title, _model_types(FAMILIES[name]), record) for name, record in SCHEMAS.items()),
         "## rope_scaling and rope_parameters",
         "The kinds are `default`, `linear`, `dynamic`, `ntk`, `llama3` and `yarn`. PaddleNLP's rope_scaling_type says "
@@ -54,9 +60,10 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(title: str, says: str, record: type) -> str:
-    """Return the keys that a record says itself, and does not take over."""
-    hints, own = get_type_hints(record), record.__annotations__
+def _section(title: str, says: str, record: type, inherited: bool = False) -> str:
+    """Return the keys that a record says itself, and, if inherited, those that it takes over."""
+    hints = get_type_hints(record)
+    own = hints if inherited else record.__annotations__
     rows = [_row(entry, hints[entry.name]) for entry in fields(record) if entry.name in own]
     return "\n\n".join([f"## {title}", says, "\n".join([_HEAD, *rows])])
 

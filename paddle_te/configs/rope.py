@@ -61,7 +61,8 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
 def theta_of(config: Config) -> float:
     """Return the base of a configuration's rotary angles, which transformers 5 keeps together with their scaling."""
     get = _reader(config)
-    return (get("rope_parameters") or {}).get("rope_theta") or get("rope_theta") or 10000.0
+    usual = getattr(SCHEMAS.get(get("model_type") or "llama"), "rope_theta", 10000.0)
+    return (get("rope_parameters") or {}).get("rope_theta") or get("rope_theta") or usual
 
 
 def _turns_parts(model_type: str | None) -> bool:

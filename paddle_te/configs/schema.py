@@ -16,7 +16,7 @@ PADDLENLP, TRANSFORMERS = "PaddleNLP", "transformers"
 SAME = object()  # as a default of PaddleNLP's: it is transformers'
 
 # Beyond every model there is, with room: 671 billion parameters have 61 layers of width 7168.
-LAYERS, WIDTH, FEED_FORWARD, HEADS = 10_000, 2**20, 2**22, 2**16
+LAYERS, WIDTH, FEED_FORWARD, HEADS, EXPERTS = 10_000, 2**20, 2**22, 2**16, 2**16
 VOCABULARY, POSITIONS = 2**24, 2**30
 
 
@@ -73,6 +73,7 @@ _TOKEN, _TOKEN_OR_NONE = Bounds(0, VOCABULARY), Bounds(-1, VOCABULARY)  # transf
 _LABEL = Bounds(-(2**31), 2**31 - 1)
 _SHARE = Bounds(above=0, most=1)
 _THETA = Bounds(above=0, most=10**12)
+_COEFFICIENT = Bounds(least=0, most=10**6)
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,88 @@ class Mistral(Rotary):
 
 
 @dataclass(frozen=True)
+class WithExperts:
+    """The keys of the families whose layers have experts."""
+
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 8)
+    router_aux_loss_coef: float = key("factor of the loss that balances the experts' load", 0.001, _COEFFICIENT)
+    output_router_logits: bool = key(
+        "whether transformers adds that loss; training here does, by router_aux_loss_coef", False,
+        written_by=TRANSFORMERS, carried=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ManyExperts(WithExperts):
+    """The same of the families whose experts are many and small."""
+
+    num_experts: int = count("experts of a layer", EXPERTS, "experts", 128)
+    norm_topk_prob: bool = key("whether the probabilities of a token's experts have the sum 1", False)
+
+
+@dataclass(frozen=True)
+class SomeLayers(ManyExperts):
+    """The same of the families in which some layers may have an MLP, of another width than an expert."""
+
+    moe_intermediate_size: int = count("width of an expert", FEED_FORWARD, "numbers", 768)
+    decoder_sparse_step: int = count("each so-manieth layer has experts", LAYERS, "layers", 1)
+    mlp_only_layers: list[int] | None = key("layers without experts, numbered from 0", None, Bounds(0, LAYERS))
+
+
+@dataclass(frozen=True)
+class Qwen2Moe(SomeLayers, Qwen2):
+    """config.json of model_type qwen2_moe, which Qwen1.5-MoE has."""
+
+    num_key_value_heads: int | None = count("heads of the keys and values", HEADS, "heads", 16)
+    num_experts: int = count("experts of a layer", EXPERTS, "experts", 60)
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 4)
+    moe_intermediate_size: int = count("width of an expert", FEED_FORWARD, "numbers", 1408)
+    shared_expert_intermediate_size: int = count(
+        "width of the MLP that all tokens go through besides", FEED_FORWARD, "numbers", 5632
+    )
+    qkv_bias: bool = switch("biases of the projections to queries, keys and values", (True,))
+
+
+@dataclass(frozen=True)
+class Qwen3Moe(SomeLayers, Qwen3):
+    """config.json of model_type qwen3_moe."""
+
+    num_key_value_heads: int | None = count("heads of the keys and values", HEADS, "heads", 4)
+    head_dim: int | None = count(  # type: ignore[assignment]  # Qwen3 without experts must say it
+        "width of a head, an even number; null means hidden_size / num_attention_heads", WIDTH, "numbers", None
+    )
+
+
+@dataclass(frozen=True)
+class Olmoe(ManyExperts, Rotary):
+    """config.json of model_type olmoe, whose intermediate_size is the width of an expert."""
+
+    rms_norm_eps: float = key("what a norm adds before the root", 1e-5, _FRACTION)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 4096)
+    num_experts: int = count("experts of a layer", EXPERTS, "experts", 64)
+    router_aux_loss_coef: float = key("factor of the loss that balances the experts' load", 0.01, _COEFFICIENT)
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    clip_qkv: float | None = switch("limit of queries, keys and values", (None,))
+    bos_token_id: int | None = key("the token that begins a text", None, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 50279, _TOKEN, "token id")
+    pad_token_id: int | None = key("the token that fills a batch", 1, _TOKEN_OR_NONE, "token id")
+
+
+@dataclass(frozen=True)
+class Mixtral(WithExperts, Rotary):
+    """config.json of model_type mixtral, whose intermediate_size is the width of an expert."""
+
+    rms_norm_eps: float = key("what a norm adds before the root", 1e-5, _FRACTION)
+    num_key_value_heads: int | None = count("heads of the keys and values", HEADS, "heads", 8)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 131072)
+    rope_theta: float = key("base of the rotary angles", 1e6, _THETA, carried=False)
+    sliding_window: int | None = count("tokens that attention sees; null means all", POSITIONS, "tokens", None)
+    num_local_experts: int = count("experts of a layer", EXPERTS, "experts", 8)
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 2)
+    router_jitter_noise: float = switch("noise of what the router sees in training", (0.0,))
+
+
+@dataclass(frozen=True)
 class Gpt(Decoder):
     """config.json of model_type gpt, transformers' gpt2."""
 
@@ -344,6 +427,10 @@ SCHEMAS: dict[str, type[Decoder]] = {
     "glm4": Glm4,
     "mistral": Mistral,
     "gpt": Gpt,
+    "mixtral": Mixtral,
+    "qwen2_moe": Qwen2Moe,
+    "qwen3_moe": Qwen3Moe,
+    "olmoe": Olmoe,
 }
 
 

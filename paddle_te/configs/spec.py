@@ -91,16 +91,46 @@ class DenseSpec:
 
 
 @dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts; `layers.moe.MoEConfig` says how its numbers are computed.
+
+    experts: how many there are. topk: how many of them a token gets. ffn: width of one expert. activation, gated, bias:
+    as DenseSpec's, of each expert. shared_ffn: width of an MLP that all tokens go through besides; None: there is none.
+    shared_gate: its output is multiplied by the sigmoid of a learnt product with the token.
+    score: "softmax" or "sigmoid", of the router's logits. pre_softmax: a chosen expert's probability is that among all
+    experts; False: among those that are chosen. groups, group_topk: experts are chosen among those of the best groups.
+    scaling: multiplies the probabilities. expert_bias: experts are chosen by scores and a bias that follows their load.
+    aux_loss_coeff: of the loss that balances their load.
+    """
+
+    experts: int
+    topk: int
+    ffn: int
+    activation: str = "swiglu"
+    gated: bool = True
+    bias: bool = False
+    shared_ffn: int | None = None
+    shared_gate: bool = False
+    score: str = "softmax"
+    pre_softmax: bool = False
+    groups: int | None = None
+    group_topk: int | None = None
+    scaling: float | None = None
+    expert_bias: bool = False
+    aux_loss_coeff: float = 0.0
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """A decoder layer.
 
-    feed_forward: a DenseSpec; a further kind is another record in this slot. norm: of all its norms. norms: where they
-    stand, "before" attention and feed-forward, "after" them, before the residual is added, or "both". dropout: of what
-    each half adds to its input.
+    feed_forward: an MLP, or experts; a further kind is another record in this slot. norm: of all its norms. norms:
+    where they stand, "before" attention and feed-forward, "after" them, before the residual is added, or "both".
+    dropout: of what each half adds to its input.
     """
 
     attention: AttentionSpec
-    feed_forward: DenseSpec
+    feed_forward: DenseSpec | ExpertsSpec
     norm: NormSpec = NormSpec()
     norms: str = "before"
     dropout: float = 0.0
@@ -131,6 +161,16 @@ class ModelSpec:
     def layer(self) -> LayerSpec:
         """The first layer; for who reads what all layers have alike."""
         return self.layers[0]
+
+    @cached_property
+    def dense(self) -> DenseSpec | None:
+        """What the layers with an MLP have, which all have one of the same sizes; None without such a layer."""
+        return next((ff for layer in self.layers if isinstance(ff := layer.feed_forward, DenseSpec)), None)
+
+    @cached_property
+    def experts(self) -> ExpertsSpec | None:
+        """What the layers with experts have, as `dense`; None without such a layer."""
+        return next((ff for layer in self.layers if isinstance(ff := layer.feed_forward, ExpertsSpec)), None)
 
 
 def spec_of(config: Config) -> ModelSpec:
@@ -166,13 +206,14 @@ class _Words:
 
 
 def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:
-    windows = [words("sliding_window") if words.family.window else None] * words("num_hidden_layers")
-    feed_forward, dropout = _feed_forward(words), words("hidden_dropout_prob") or 0.0
+    window, dropout = words("sliding_window") if words.family.window else None, words("hidden_dropout_prob") or 0.0
+    attention = _attention(words, window)
     layers = {
-        window: LayerSpec(_attention(words, window), feed_forward, norm, words.family.norms, dropout)
-        for window in {*windows}
+        sparse: LayerSpec(attention, make(words), norm, words.family.norms, dropout)
+        for sparse, make in ((False, _dense), (True, _experts))
+        if not sparse or _number_of_experts(words)
     }
-    return tuple(layers[window] for window in windows)
+    return tuple(layers[_is_sparse(words, number)] for number in range(words("num_hidden_layers")))
 
 
 def _attention(words: _Words, window: int | None) -> AttentionSpec:
@@ -198,7 +239,44 @@ def _rotation(words: _Words) -> RotationSpec:
     return RotationSpec(theta_of(words.config), scaling, fraction, words.family.interleaved)
 
 
-def _feed_forward(words: _Words) -> DenseSpec:
-    hidden, gated = words("hidden_size"), words.family.gated
-    activation = _GATED.get(words("hidden_act"), words("hidden_act")) if gated else words("hidden_activation")
-    return DenseSpec(words("intermediate_size") or 4 * hidden, activation, gated, words.family.biases == "all")
+def _activation(words: _Words) -> str:
+    said = words("hidden_act")
+    return _GATED.get(said, said) if words.family.gated else words("hidden_activation")
+
+
+def _dense(words: _Words) -> DenseSpec:
+    ffn, family = words("intermediate_size") or 4 * words("hidden_size"), words.family
+    return DenseSpec(ffn, _activation(words), family.gated, family.biases == "all")
+
+
+def _number_of_experts(words: _Words) -> int:
+    """Return how many experts a layer that has some has; 0 for a model without."""
+    return words("num_experts") or words("num_local_experts") or 0
+
+
+def _is_sparse(words: _Words, number: int) -> bool:
+    """Return whether a layer has experts: each decoder_sparse_step-th does, unless it is one of mlp_only_layers."""
+    step, others = words("decoder_sparse_step") or 1, words("mlp_only_layers") or ()
+    return bool(_number_of_experts(words)) and not (number + 1) % step and number not in others
+
+
+def experts_width(family: Family) -> str:
+    """Return the key of config.json, in PaddleNLP's words, for the width of an expert."""
+    own = "moe_intermediate_size"
+    return own if hasattr(SCHEMAS[family.model_type], own) else "intermediate_size"
+
+
+def _experts(words: _Words) -> ExpertsSpec:
+    shared, normed = words("shared_expert_intermediate_size"), words("norm_topk_prob")
+    return ExpertsSpec(
+        _number_of_experts(words),
+        words("num_experts_per_tok"),
+        words(experts_width(words.family)),
+        _activation(words),
+        words.family.gated,
+        words.family.biases == "all",
+        shared_ffn=shared or None,
+        shared_gate=bool(shared),  # Qwen2's, the only family here that has shared experts
+        pre_softmax=normed is False,  # Mixtral has no such key, and takes the softmax of the chosen experts' logits
+        aux_loss_coeff=words("router_aux_loss_coef") or 0.0,
+    )

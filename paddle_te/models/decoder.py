@@ -16,13 +16,14 @@ import paddle
 from paddle import Tensor, nn
 from paddle.distributed import fleet
 
-from paddle_te.configs.spec import LayerSpec, ModelSpec, spec_of
+from paddle_te.configs.spec import ExpertsSpec, LayerSpec, ModelSpec, spec_of
 from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, DelayedScaling, fp8_autocast
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.layers.context import ALONE, Context
+from paddle_te.layers.moe import MoELayer
 from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
@@ -57,6 +58,7 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> di
     rope: its attention's `rotary_embedding`.
     """
     attention, feed_forward = spec.attention, spec.feed_forward
+    experts = experts_arguments(feed_forward) if isinstance(feed_forward, ExpertsSpec) else None
     scale = attention.scale or attention.head_dim**-0.5
     return dict(
         num_attention_heads=attention.heads,
@@ -78,6 +80,25 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> di
         layernorm_epsilon=spec.norm.eps,
         norms=spec.norms,
         hidden_dropout=spec.dropout,
+        feed_forward=experts and MoELayer.in_layer(**experts),
+    )
+
+
+def experts_arguments(spec: ExpertsSpec) -> dict[str, Any]:
+    """Return MoEConfig's arguments that say what an ExpertsSpec computes, without those that a TransformerLayer has."""
+    return dict(
+        moe_ffn_hidden_size=spec.ffn,
+        num_moe_experts=spec.experts,
+        moe_router_topk=spec.topk,
+        moe_router_score_function=spec.score,
+        moe_router_pre_softmax=spec.pre_softmax,
+        moe_router_num_groups=spec.groups,
+        moe_router_group_topk=spec.group_topk,
+        moe_router_topk_scaling_factor=spec.scaling,
+        moe_router_enable_expert_bias=spec.expert_bias,
+        moe_aux_loss_coeff=spec.aux_loss_coeff,
+        moe_shared_expert_intermediate_size=spec.shared_ffn,
+        moe_shared_expert_gate=spec.shared_gate,
     )
 
 
@@ -139,7 +160,7 @@ class DecoderLayer(nn.Layer):
 
     def __init__(self, config: Any, number: int = 0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.number = config, number
         model = spec_of(config)
         spec = model.layers[number]
         self.rope = rotary_embedding(model, number)

@@ -22,6 +22,7 @@ from paddle_te.layers import stored_weights
 from paddle_te.layers.lora import LoRALayerNormLinear, LoRALayerNormMLP, LoRALinear, WithLoRA
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.weights import Dims, te_layout
+from paddle_te.weights.layout import Place
 
 ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
 MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
@@ -58,7 +59,9 @@ def _add_to_decoder_layer(
 ) -> dict[str, WithLoRA]:
     layers, found = dict(decoder_layer.transformer.named_sublayers()), dict[str, WithLoRA]()
     for place, lora_class in PLACES.items():
-        name, parts = f"{prefix}.{place}", _parts(decoder_layer.config, place, lora_class.GEMM_WEIGHTS)
+        if place not in layers:
+            continue  # a layer with experts instead of an MLP
+        name, parts = f"{prefix}.{place}", _parts(decoder_layer, place, lora_class.GEMM_WEIGHTS)
         names = [part for rows in parts.values() for part in rows]
         matching = [part for part in names if any(re.fullmatch(target, f"{name}.{part}") for target in targets)]
         if matching:
@@ -66,13 +69,15 @@ def _add_to_decoder_layer(
     return found
 
 
-def _parts(config: Any, place: str, weights: Iterable[str]) -> dict[str, dict[str, int]]:
+def _parts(decoder_layer: DecoderLayer, place: str, weights: Iterable[str]) -> dict[str, dict[str, int]]:
     """Return {name of a weight: {name of a part: its rows on a rank}} of the layer at a place in a decoder layer."""
+    config, number = decoder_layer.config, decoder_layer.number
     slots = {slot.name: slot for slot in te_layout(family=family_of(config)).layer}
     dims, degree = Dims(spec_of(config)), max(config.tensor_parallel_degree, 1)
     return {
         weight: {
-            f"{part}_proj": dims.part_shape(part, degree)[0] for part in slots[f"transformer.{place}.{weight}"].parts
+            f"{part.name}_proj": dims.part_shape(part, degree)[0]
+            for part in dims.parts(Place(number, None, slots[f"transformer.{place}.{weight}"]))
         }
         for weight in weights
     }

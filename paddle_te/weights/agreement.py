@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paddle_te.weights.layout import SPLIT_AXIS, Layout, Slot
+from paddle_te.weights.layout import SPLIT_AXIS, Layout, Part, Place
 from paddle_te.weights.tensors import NUMBERS, CheckpointError, Shape, StoredTensor, same_bytes
 
 if TYPE_CHECKING:
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 _ROWS = {
     "k": ("num_key_value_heads", "num_attention_heads"),
     "v": ("num_key_value_heads", "num_attention_heads"),
-    "gate": ("intermediate_size",),
-    "up": ("intermediate_size",),
     "embed": ("vocab_size",),
     "lm_head": ("vocab_size",),
     "positions": ("max_position_embeddings",),
 }
 _WIDTH = ("hidden_size",)
-_COLUMNS = {"down": ("intermediate_size",)}
+_EXPERTS = ("num_experts",)
+_OF_MLP = {False: ("gate", "up", "shared_gate", "shared_up"), True: ("down", "shared_down")}  # by columns
+_ROUTERS = ("router", "expert_bias")
 # The keys of config.json that say whether the projections of a decoder layer's half have biases
 _BIAS_KEYS = {"attn": "attention_bias", "attention": "attention_bias", "mlp": "mlp_bias"}
 
 
 def check_agreement(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless the tensors of an opened Checkpoint are those of its config.json, all of them."""
+    _check_places(checkpoint)
     _check_shapes(checkpoint)
     _check_complete(checkpoint)
     _check_dtypes(checkpoint)
@@ -60,12 +61,30 @@ def _no_bias(name: str, config: Mapping[str, Any]) -> str:
     return f"model_type={config.get('model_type', 'llama')!r}{said}"
 
 
+def _check_places(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a tensor of a layer, or of an expert, that the model does not have."""
+    layout, spec = checkpoint.layout, checkpoint.dims.spec
+    wanted = {layout.full_name(place) for place in layout.tensors(spec)}
+    for name, ref, place in _stored(checkpoint):
+        if place.layer is None or name in wanted:
+            continue
+        if place.layer >= len(spec.layers):
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name!r}: config.json has only {len(spec.layers)} layers (num_hidden_layers)"
+            )
+        if place.expert is not None and place.slot in layout.slots(spec.layers[place.layer]):
+            count = checkpoint.dims.said("num_experts")
+            raise CheckpointError(f"{ref.path}: {name!r}: config.json has only {count} experts")
+        kind = "an MLP" if spec.experts is None or place.slot in layout.sparse else "experts"
+        raise CheckpointError(f"{ref.path}: {name!r}: layer {place.layer} has {kind} instead, as config.json says")
+
+
 def _check_shapes(checkpoint: Checkpoint) -> None:
-    for name, ref, (_, slot) in _stored(checkpoint):
-        expected = checkpoint.dims.slot_shape(slot, checkpoint.tp)
+    for name, ref, place in _stored(checkpoint):
+        expected = checkpoint.dims.slot_shape(place, checkpoint.tp)
         if tuple(ref.shape) != expected:
             ranks = f" over {checkpoint.tp} tensor parallel ranks" * (checkpoint.tp > 1)
-            keys = _responsible(slot, tuple(ref.shape), expected)
+            keys = _responsible(checkpoint, place, tuple(ref.shape), expected)
             said = ", ".join(f"{key}={checkpoint.dims.said(key)}" for key in keys)
             raise CheckpointError(
                 f"{ref.path}: {name!r} has shape {list(ref.shape)}, but {list(expected)} follows from {said} in "
@@ -73,18 +92,23 @@ def _check_shapes(checkpoint: Checkpoint) -> None:
             )
 
 
-def _responsible(slot: Slot, found: Shape, expected: Shape) -> tuple[str, ...]:
-    """Return the keys of config.json behind the first axis in which two shapes of a Slot's tensor differ."""
+def _responsible(checkpoint: Checkpoint, place: Place, found: Shape, expected: Shape) -> tuple[str, ...]:
+    """Return the keys of config.json behind the first axis in which two shapes of a Place's tensor differ."""
     if len(found) != len(expected):
         return _WIDTH
     axis = next(axis for axis, sizes in enumerate(zip(found, expected, strict=True)) if sizes[0] != sizes[1])
-    columns = axis != (1 if slot.transposed else 0)
-    part = slot.parts[-1].removesuffix("_bias")
-    return (_COLUMNS if columns else _ROWS).get(part, _WIDTH)
+    if place.slot.stacked and axis == 0:
+        return _EXPERTS
+    columns = axis - place.slot.stacked != (1 if place.slot.transposed else 0)
+    part = checkpoint.dims.parts(place)[-1]
+    name = part.name.removesuffix("_bias")
+    if name in _OF_MLP[columns]:
+        return (checkpoint.dims.width_of(part),)
+    return _EXPERTS if name == "router" and not columns else _WIDTH if columns else _ROWS.get(name, _WIDTH)
 
 
-def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, tuple[int | None, Slot]]]:
-    """Yield (name, StoredTensor, (layer, Slot)) of all tensors of all ranks."""
+def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, Place]]:
+    """Yield (name, StoredTensor, Place) of all tensors of all ranks."""
     for rank in checkpoint.ranks.values():
         for name, ref in rank.tensors.items():
             yield name, ref, checkpoint.layout.place(name)
@@ -92,55 +116,49 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, tuple[i
 
 def _check_complete(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless each tensor parallel rank has every part of the model, spread over its stages."""
-    layout, layers = checkpoint.layout, checkpoint.dims.num_hidden_layers
-    outside = {part for slot in layout.model for part in slot.parts if not (checkpoint.tied and part == "lm_head")}
+    places = checkpoint.layout.tensors(checkpoint.dims.spec)
+    wanted = [(part, place) for place in places for part in checkpoint.dims.parts(place)]
     for tp in sorted({key[0] for key in checkpoint.ranks}, key=lambda rank: rank or 0):
         found = _parts_of_rank(checkpoint, tp)
-        surplus = sorted({layer for layer, _ in found if layer is not None and layer >= layers})
-        if surplus:
-            name = next(name for (layer, _), name in found.items() if layer == surplus[0])
-            raise CheckpointError(
-                f"{checkpoint.folder}: {name!r}: config.json has only {layers} layers (num_hidden_layers)"
-            )
-        wanted = ((None, part) for part in sorted(outside))
-        for layer, part in (*wanted, *((n, part) for n in range(layers) for part in layout.layer_parts)):
-            if (layer, part) not in found:
-                raise CheckpointError(_what_is_missing(checkpoint, tp, layer, part))
+        for part, place in wanted:
+            if part not in found and not (checkpoint.tied and part.name == "lm_head"):
+                raise CheckpointError(_what_is_missing(checkpoint, tp, part, place))
 
 
-def _parts_of_rank(checkpoint: Checkpoint, tp: int | None) -> dict[tuple[int | None, str], str]:
-    """Return {(layer, part): name of the tensor that holds it} of a tensor parallel rank's pipeline stages."""
-    found: dict[tuple[int | None, str], str] = {}
+def _parts_of_rank(checkpoint: Checkpoint, tp: int | None) -> dict[Part, str]:
+    """Return {Part: name of the tensor that holds it} of a tensor parallel rank's pipeline stages."""
+    found: dict[Part, str] = {}
     for rank in (rank for rank in checkpoint.ranks.values() if rank.tp == tp):
         for name, ref in rank.tensors.items():
-            layer, slot = checkpoint.layout.place(name)
-            for part in slot.parts:
-                twice = found.get((layer, part))
-                if twice and layer is not None:  # several stages may have a tied embedding
-                    raise CheckpointError(f"{ref.path}: {name!r} holds {part} of layer {layer}, and so does {twice!r}")
-                found[layer, part] = name
+            for part in checkpoint.dims.parts(checkpoint.layout.place(name)):
+                twice = found.get(part)
+                if twice and part.layer is not None:  # several stages may have a tied embedding
+                    raise CheckpointError(
+                        f"{ref.path}: {name!r} holds {part.name} of layer {part.layer}, and so does {twice!r}"
+                    )
+                found[part] = name
     return found
 
 
-def _what_is_missing(checkpoint: Checkpoint, tp: int | None, layer: int | None, part: str) -> str:
+def _what_is_missing(checkpoint: Checkpoint, tp: int | None, part: Part, place: Place) -> str:
     layout = checkpoint.layout
-    slot = next(slot for slot in layout.layer + layout.model if part in slot.parts)
     where = f" (rank tp{tp:02d})" if tp is not None else ""
-    text = f"{checkpoint.folder}: incomplete: no file{where} has {layout.full_name(layer, slot)!r}"
-    if part == "lm_head":
+    text = f"{checkpoint.folder}: incomplete: no file{where} has {layout.full_name(place)!r}"
+    if part.name == "lm_head":
         return f"{text}, and config.json does not say tie_word_embeddings=true, with which the embedding is the head"
-    if part.endswith("_bias"):
+    if part.name.endswith("_bias"):
         return f"{text}, which a model of model_type={layout.family.model_type!r} in config.json has"
-    if layer is not None:
+    if part.layer is not None:
         return f"{text}; config.json says num_hidden_layers={checkpoint.dims.num_hidden_layers}"
     return text
 
 
 def _check_dtypes(checkpoint: Checkpoint) -> None:
-    """Matrices must share one dtype, which is config.json's where it names one; norms another or the same."""
+    """Matrices must share one dtype, config.json's where it names one; norms and routers have others or the same."""
     seen: dict[str, tuple[str, StoredTensor]] = {}
-    for name, ref, (_, slot) in _stored(checkpoint):
-        kind = "norms" if SPLIT_AXIS[slot.parts[0]] is None else "matrices"
+    for name, ref, place in _stored(checkpoint):
+        part = place.slot.parts[0]
+        kind = part if part in _ROUTERS else "norms" if SPLIT_AXIS[part] is None else "matrices"
         first = seen.setdefault(kind, (name, ref))
         if ref.dtype != first[1].dtype:
             raise CheckpointError(
@@ -181,4 +199,4 @@ def _holding(
     checkpoint: Checkpoint, stored: Iterable[tuple[str, StoredTensor]], part: str
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Return those of stored (name, StoredTensor) that hold a part outside of the layers."""
-    return ((name, ref) for name, ref in stored if checkpoint.layout.place(name)[1].parts == (part,))
+    return ((name, ref) for name, ref in stored if checkpoint.layout.place(name).slot.parts == (part,))

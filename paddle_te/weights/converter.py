@@ -518,7 +518,7 @@ def _write_files(
             return
         for file, writer, entry in zip(files, writers, shares, strict=True):
             read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].blocks
-            arrays = [cast(array, entry.spec) for array in read(file.tp, entry.layer, entry.slot)]
+            arrays = [cast(array, entry.spec) for array in read(file.tp, entry.place)]
             if not all(all_finite(array, entry.spec.dtype) for array in arrays):
                 broken.append(entry.spec.name)
             writer.add(arrays)

@@ -304,7 +304,9 @@ def _config_of_tensors(
     shapes, layers = dict[str, Shape](), 0
     for rank in ranks.values():
         for name, ref in rank.tensors.items():
-            layer, slot = layout.place(name)
+            layer, _, slot = layout.place(name)
+            if slot in layout.sparse and slot not in layout.layer:
+                raise CheckpointError(f"{folder / 'config.json'}: missing; it says which layers have experts")
             shapes[slot.parts[-1]] = ref.shape[::-1] if slot.transposed else ref.shape
             layers = max(layers, 0 if layer is None else layer + 1)
     learned = ["positions"] if layout.family.learned_positions else []

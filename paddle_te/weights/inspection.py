@@ -41,8 +41,8 @@ def _as_text(facts: Mapping[str, str], rows: Sequence[Sequence[str]]) -> str:
 
 def _adapter_facts(adapter: Adapter) -> dict[str, str]:
     refs = [ref for refs in adapter.tensors.values() for ref in refs]
-    layers = {layer for layer, _ in adapter.parts if layer is not None}
-    parts = dict.fromkeys(part for _, part in adapter.parts)
+    layers = {part.layer for part in adapter.parts if part.layer is not None}
+    parts = dict.fromkeys(part.name for part in adapter.parts)
     ranks = sorted({low_rank.rank for low_rank in adapter.parts.values()})
     to_peft = peft_command(adapter)
     return {
@@ -89,12 +89,8 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _parameters(checkpoint: Checkpoint) -> int:
     """Return how many numbers the whole model has; a tied lm_head that is stored too counts again."""
-    slots = {
-        (layer, slot)
-        for rank in checkpoint.ranks.values()
-        for layer, slot in map(checkpoint.layout.place, rank.tensors)
-    }
-    return sum(prod(checkpoint.dims.slot_shape(slot)) for _, slot in slots)
+    places = {place for rank in checkpoint.ranks.values() for place in map(checkpoint.layout.place, rank.tensors)}
+    return sum(prod(checkpoint.dims.slot_shape(place)) for place in places)
 
 
 def _optimizer(checkpoint: Checkpoint) -> str:
@@ -118,6 +114,6 @@ def _rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
     for rank in checkpoint.ranks.values():
         if rank.tp in (None, 0):
             for name, ref in rank.tensors.items():
-                whole = checkpoint.dims.slot_shape(checkpoint.layout.place(name)[1])
+                whole = checkpoint.dims.slot_shape(checkpoint.layout.place(name))
                 rows.append((name, str(list(ref.shape)), str(list(whole)), ref.dtype, ref.path.name))
     return rows

@@ -1,15 +1,17 @@
 """Where each weight of a model stands in a checkpoint: the one table that all conversions read.
 
-A model has *parts* (q, k, v, o, gate, ...), each a matrix [out, in], a bias [out] or a norm's vector. A layout says
-which tensors a checkpoint has and which parts each of them holds, how. To convert is to take the tensors of one layout
-apart and to put those of the other together; a new layout is a new table. There are three kinds, each for every family
-of models:
+A model has *parts* (q, k, v, o, gate, ...), each a matrix [out, in], a bias [out] or a norm's vector, and each in a
+layer, of an expert or of none. A layout says which tensors a checkpoint has and which parts each of them holds, how. To
+convert is to take the tensors of one layout apart and to put those of the other together; a new layout is a new table.
+There are three kinds, each for every family of models:
 
-- "te": Transformer Engine's decoder layers, weights [out, in], q, k, v stacked on out, gate and up likewise.
+- "te": Transformer Engine's decoder layers, weights [out, in], q, k, v stacked on out, gate and up likewise. One tensor
+  [experts, out, in] has the weights of all experts of a layer.
 - "pd": PaddleNLP's native layers, weights [in, out]; fuse_attention_qkv and fuse_attention_ffn each fuse or not.
   A fused qkv keeps each kv head together with its queries: [q1, q2, k1, v1, q3, q4, k2, v2] (see fuse_param_func in
   paddlenlp/transformers/conversion_utils.py). Its rope turns the same halves of a head as Hugging Face's and ours.
 - "hf": Hugging Face transformers, weights [out, in], nothing fused; in GPT-2 [in, out], and q, k, v stacked on out.
+  Each expert has tensors of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import Any, TypeAlias
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied
-from paddle_te.configs.spec import ModelSpec, spec_of
+from paddle_te.configs.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, experts_width, spec_of
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights.names import FUSED, HF, NATIVE, Names
 from paddle_te.weights.tensors import CheckpointError, Shape
@@ -55,6 +57,14 @@ SPLIT_AXIS = {
     "up_bias": 0,
     "down": 1,
     "down_bias": None,
+    "router": None,
+    "expert_bias": None,
+    "shared_gate": 0,
+    "shared_up": 0,
+    "shared_up_bias": 0,
+    "shared_down": 1,
+    "shared_down_bias": None,
+    "shared_expert_gate": None,
     "embed": 0,
     "positions": None,
     "norm": None,
@@ -64,25 +74,55 @@ SPLIT_AXIS = {
 
 
 Matrix: TypeAlias = Any  # NumPy's array or Paddle's tensor, which have no base in common
-Place: TypeAlias = tuple[int | None, "Slot"]  # the layer's number, None outside of the layers
+EXPERT = "{expert}"  # stands for an expert's number in a Slot's name
+_NUMBER = re.compile(r"(.*\bexperts\.)(0|[1-9]\d*)(\..+)")  # an expert's, in all layouts that name single experts
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One stored tensor: its name (after the layer's prefix, if it is a layer's) and the parts it holds.
+    """One stored tensor, or one for each expert: its name (after the layer's prefix, if it is a layer's) and its parts.
 
     transposed: it is stored [in, out]. grouped: its rows go by kv head (queries, key, value) instead of part by part.
+    experts: its parts are experts'. With EXPERT in the name each expert has such a tensor; else one tensor has those of
+    all, stacked on a first axis.
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
     grouped: bool = False
+    experts: bool = False
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the tensor's first axis is that of the experts."""
+        return self.experts and EXPERT not in self.name
+
+
+class Place(NamedTuple):
+    """Where a stored tensor stands: the layer's number, None outside of the layers; that of the expert, None unless
+    the expert has a tensor of its own; and the Slot."""
+
+    layer: int | None
+    expert: int | None
+    slot: Slot
+
+
+class Part(NamedTuple):
+    """A part of a model: the layer's number, None outside of the layers; the expert's, None for what is no expert's;
+    and its name, one of SPLIT_AXIS."""
+
+    layer: int | None
+    expert: int | None
+    name: str
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a checkpoint. `kind` is te, pd or hf; `title` is for messages."""
+    """The tensors of a checkpoint. `kind` is te, pd or hf; `title` is for messages.
+
+    layer, sparse: the Slots of a decoder layer with an MLP, and of one with experts.
+    """
 
     family: Family
     kind: str
@@ -90,21 +130,32 @@ class Layout:
     prefix: str
     layer: tuple[Slot, ...]
     model: tuple[Slot, ...]
+    sparse: tuple[Slot, ...] = ()
     fuse_attention_qkv: bool = False
     fuse_attention_ffn: bool = False
 
     @cached_property
     def _slots(self) -> tuple[dict[str, Slot], dict[str, Slot]]:
-        return {slot.name: slot for slot in self.layer}, {slot.name: slot for slot in self.model}
+        of_layers = {slot.name: slot for slot in (*self.layer, *self.sparse)}
+        return of_layers, {slot.name: slot for slot in self.model}
+
+    @cached_property
+    def _in_layer(self) -> re.Pattern[str]:
+        return re.compile(re.escape(self.prefix) + r"(0|[1-9]\d*)\.(.+)")
 
     def find(self, name: str) -> Place | None:
-        """Return (layer number or None, Slot) of a tensor's name; None for a name that the layout does not have."""
-        layer, model = self._slots
+        """Return the Place of a tensor's name; None for a name that the layout does not have."""
+        of_layers, model = self._slots
         if name in model:
-            return None, model[name]
-        match = re.fullmatch(re.escape(self.prefix) + r"(0|[1-9]\d*)\.(.+)", name)
-        if match and match[2] in layer:
-            return int(match[1]), layer[match[2]]
+            return Place(None, None, model[name])
+        match = self._in_layer.fullmatch(name)
+        if match is None:
+            return None
+        if slot := of_layers.get(match[2]):
+            return Place(int(match[1]), None, slot)
+        number = _NUMBER.fullmatch(match[2])
+        if number and (slot := of_layers.get(f"{number[1]}{EXPERT}{number[3]}")):
+            return Place(int(match[1]), int(number[2]), slot)
         return None
 
     def place(self, name: str) -> Place:
@@ -113,23 +164,59 @@ class Layout:
         assert found is not None
         return found
 
+    def slots(self, layer: LayerSpec) -> tuple[Slot, ...]:
+        """Return the Slots of a decoder layer."""
+        if not isinstance(layer.feed_forward, ExpertsSpec):
+            return self.layer
+        lacking = _lacking(layer.feed_forward)
+        return tuple(slot for slot in self.sparse if not slot.parts[0].startswith(lacking))
+
     @property
     def layer_parts(self) -> list[str]:
-        """The parts of a decoder layer."""
+        """The names of the parts of a decoder layer with an MLP."""
         return [part for slot in self.layer for part in slot.parts]
 
     def model_name(self, part: str) -> str:
         """Return the name of the tensor outside of the layers that holds a part."""
         return next(slot.name for slot in self.model if slot.parts == (part,))
 
-    def full_name(self, layer: int | None, slot: Slot) -> str:
-        """Return the name under which a slot is stored."""
-        return slot.name if layer is None else f"{self.prefix}{layer}.{slot.name}"
+    def full_name(self, place: Place) -> str:
+        """Return the name under which the tensor at a Place is stored."""
+        if place.layer is None:
+            return place.slot.name
+        return f"{self.prefix}{place.layer}.{place.slot.name.replace(EXPERT, str(place.expert))}"
 
-    def tensors(self, num_layers: int) -> list[Place]:
-        """Return all (layer number or None, Slot) of a model, in the order in which they are written."""
-        embed, *last = [(None, slot) for slot in self.model]
-        return [embed, *((layer, slot) for layer in range(num_layers) for slot in self.layer), *last]
+    def tensors(self, model: ModelSpec) -> list[Place]:
+        """Return the Places of all tensors of a model, in the order in which they are written.
+
+        The experts' tensors of a Slot follow one another: who writes them reads one that holds all of them once.
+        """
+        outside = [Place(None, None, slot) for slot in self.model]
+        inside = (
+            Place(number, expert, slot)
+            for number, layer in enumerate(model.layers)
+            for slot in self.slots(layer)
+            for expert in _experts_of(layer, slot)
+        )
+        return [*outside[:1], *inside, *outside[1:]]
+
+
+def _lacking(experts: ExpertsSpec) -> tuple[str, ...]:
+    """Return what the names begin with of parts that a mixture of experts does not have."""
+    there = {
+        "expert_bias": experts.expert_bias,
+        "shared_expert_gate": experts.shared_gate,
+        "shared": experts.shared_ffn is not None,
+    }
+    return tuple(name for name, has in there.items() if not has)
+
+
+def _experts_of(layer: LayerSpec, slot: Slot) -> Iterable[int | None]:
+    """Return the experts that have a tensor of a Slot each; (None,) for a Slot of one tensor."""
+    if slot.stacked or not slot.experts:
+        return (None,)
+    assert isinstance(layer.feed_forward, ExpertsSpec)
+    return range(layer.feed_forward.experts)
 
 
 _QK_NORMS = {None: (), "head": ("q_norm", "k_norm"), "all": ("all_q_norm", "all_k_norm")}
@@ -139,8 +226,9 @@ _QKV, _QKV_BIAS, _GATE_UP = FUSED["qkv"], ("q_bias", "k_bias", "v_bias"), FUSED[
 def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
     """Return Transformer Engine's layout of a Family. tied: lm_head shares the embedding's shape [vocab, hidden]."""
     native = native_layout(tied=tied, family=family)
-    attention, mlp = "transformer.self_attention.", "transformer.layernorm_mlp."
-    slots = (
+    attention, mlp, moe = "transformer.self_attention.", "transformer.layernorm_mlp.", "transformer.moe_layer."
+    gate_up = _GATE_UP if family.gated else ("up",)
+    attention_slots = (
         Slot(f"{attention}layernorm_qkv.ln_weight", ("attention_norm",)),
         Slot(f"{attention}layernorm_qkv.ln_bias", ("attention_norm_bias",)),
         Slot(f"{attention}layernorm_qkv.weight", _QKV),
@@ -152,17 +240,42 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
         Slot(f"{attention}proj.weight", ("o",)),
         Slot(f"{attention}proj.bias", ("o_bias",)),
         Slot(f"{attention}post_norm.weight", ("attention_post_norm",)),
+    )
+    dense_slots = (
         Slot(f"{mlp}ln_weight", ("mlp_norm",)),
         Slot(f"{mlp}ln_bias", ("mlp_norm_bias",)),
-        Slot(f"{mlp}fc1_weight", _GATE_UP if family.gated else ("up",)),
+        Slot(f"{mlp}fc1_weight", gate_up),
         Slot(f"{mlp}fc1_bias", ("up_bias",)),
         Slot(f"{mlp}fc2_weight", ("down",)),
         Slot(f"{mlp}fc2_bias", ("down_bias",)),
         Slot(f"{mlp}post_norm.weight", ("mlp_post_norm",)),
     )
-    there = native.layer_parts
-    layer = tuple(slot for slot in slots if slot.parts[0] in there)
-    return Layout(family, "te", "Transformer Engine's", native.prefix, layer, native.model)
+    sparse_slots = (
+        Slot(f"{moe}ln_weight", ("mlp_norm",)),
+        Slot(f"{moe}ln_bias", ("mlp_norm_bias",)),
+        Slot(f"{moe}router.weight", ("router",)),
+        Slot(f"{moe}router.expert_bias", ("expert_bias",)),
+        Slot(f"{moe}experts.fc1_weight", gate_up, experts=True),
+        Slot(f"{moe}experts.fc1_bias", ("up_bias",), experts=True),
+        Slot(f"{moe}experts.fc2_weight", ("down",), experts=True),
+        Slot(f"{moe}experts.fc2_bias", ("down_bias",), experts=True),
+        Slot(f"{moe}shared_experts.fc1_weight", tuple(f"shared_{part}" for part in gate_up)),
+        Slot(f"{moe}shared_experts.fc1_bias", ("shared_up_bias",)),
+        Slot(f"{moe}shared_experts.fc2_weight", ("shared_down",)),
+        Slot(f"{moe}shared_experts.fc2_bias", ("shared_down_bias",)),
+        Slot(f"{moe}shared_experts.gate_weight", ("shared_expert_gate",)),
+    )
+    theirs, parts_of = hf_layout(family=family), lambda slots: {part for slot in slots for part in slot.parts}
+    dense, sparse = parts_of(theirs.layer), parts_of(theirs.sparse) | {"expert_bias"}
+    return Layout(
+        family,
+        "te",
+        "Transformer Engine's",
+        native.prefix,
+        tuple(slot for slot in (*attention_slots, *dense_slots) if slot.parts[0] in dense),
+        native.model,
+        tuple(slot for slot in (*attention_slots, *sparse_slots) if theirs.sparse and slot.parts[0] in sparse),
+    )
 
 
 def _slots(family: Family, name: str, module: str, transposed: bool = False, grouped: bool = False) -> list[Slot]:
@@ -205,6 +318,23 @@ def _layer(
     return tuple(chain.from_iterable(slots))
 
 
+_MLP = ("gate", "up", "down")
+
+
+def _sparse(family: Family, names: Names, layer: Iterable[Slot]) -> tuple[Slot, ...]:
+    """Return the Slots of a decoder layer with experts under a Names; () where it has none.
+
+    layer: those of a layer with an MLP, whose attention and norms are the same.
+    """
+    if not names.sparse:
+        return ()
+    slots = [slot for slot in layer if slot.parts[0].removesuffix("_bias") not in _MLP]
+    for module, name in names.sparse.items():
+        made = _slots(family, name, module, names.transposed)
+        slots += [replace(slot, experts=module in (*_MLP, "gate_up")) for slot in made]
+    return tuple(slots)
+
+
 def _model(family: Family, names: Names, base: str, head_transposed: bool = False) -> tuple[Slot, ...]:
     """Return the Slots of what is outside of the layers. base: the text before all names but the head's."""
     return (
@@ -228,8 +358,8 @@ def native_layout(
         f"{base}{names.layers}.",
         _layer(family, names, fuse_attention_qkv, fuse_attention_ffn, grouped=True),
         _model(family, names, base, head_transposed=not (tied or family.tied)),
-        fuse_attention_qkv,
-        fuse_attention_ffn,
+        fuse_attention_qkv=fuse_attention_qkv,
+        fuse_attention_ffn=fuse_attention_ffn,
     )
 
 
@@ -238,7 +368,8 @@ def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
     names, base = HF[family.names], HF[family.names].base or ""
     layer = _layer(family, names, "qkv" in names.layer, "gate_up" in names.layer)
     outside = tuple(slot for slot in _model(family, names, base) if not (tied and slot.parts == ("lm_head",)))
-    return Layout(family, "hf", "Hugging Face's", f"{base}{names.layers}.", layer, outside)
+    sparse = _sparse(family, names, layer)
+    return Layout(family, "hf", "Hugging Face's", f"{base}{names.layers}.", layer, outside, sparse)
 
 
 def layouts_of(family: Family, tied: bool = False) -> list[Layout]:
@@ -282,13 +413,15 @@ def _list_unknown(
     """List names that no layout has, `most` of them each with the name that it may have been meant for."""
     lines = []
     for name in names[:most]:
-        number = re.search(r"\.(\d+)\.", name)
-        layer = int(number[1]) if number else 0
-        known = {
-            layout.full_name(n if n is None else layer, slot)
+        layer, expert, *_ = *map(int, re.findall(r"\.(\d+)(?=\.)", name)), 0, 0
+        places = {
+            layout: (
+                *(Place(layer, expert, slot) for slot in (*layout.layer, *layout.sparse)),
+                *(Place(None, None, slot) for slot in layout.model),
+            )
             for layout in known_layouts
-            for n, slot in layout.tensors(1)
         }
+        known = {layout.full_name(place) for layout, of_layout in places.items() for place in of_layout}
         meant = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
         lines.append(f"{describe(name)} is in none of the known layouts" + "".join(f" (perhaps {m!r}?)" for m in meant))
     more = [f"and {len(names) - most} more"] if len(names) > most else []
@@ -306,15 +439,20 @@ class Dims:
         """Decoder layers."""
         return len(self.spec.layers)
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.spec.layer.attention.head_dim
+    def parts(self, place: Place) -> list[Part]:
+        """Return the Parts of the tensor at a Place, in its order."""
+        experts: Iterable[int | None] = (place.expert,)
+        if place.slot.stacked:
+            experts = range(self._experts(place.layer).experts)
+        return [Part(place.layer, expert, name) for expert in experts for name in place.slot.parts]
 
-    @property
-    def queries(self) -> int:
-        """Query heads to each key-value head."""
-        return self.spec.layer.attention.queries
+    def _layer(self, part: Part | Place) -> LayerSpec:
+        return self.spec.layer if part.layer is None else self.spec.layers[part.layer]
+
+    def _experts(self, layer: int | None) -> ExpertsSpec:
+        feed_forward = self.spec.layers[layer or 0].feed_forward
+        assert isinstance(feed_forward, ExpertsSpec)  # a layer with experts' weights, as `agreement` has made sure
+        return feed_forward
 
     def said(self, key: str) -> int:
         """Return the value of a key of config.json that shapes weights."""
@@ -322,24 +460,25 @@ class Dims:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        attention = self.spec.layer.attention
-        return {
+        attention, dense, experts = self.spec.layer.attention, self.spec.dense, self.spec.experts
+        sizes = {
             "hidden_size": self.spec.hidden,
-            "intermediate_size": self.spec.layer.feed_forward.ffn,
             "num_attention_heads": attention.heads,
             "num_key_value_heads": attention.groups,
             "head_dim": attention.head_dim,
             "vocab_size": self.spec.vocabulary,
             "max_position_embeddings": self.spec.positions,
         }
+        if experts is not None:
+            sizes |= {"num_experts": experts.experts, experts_width(self.spec.family): experts.ffn}
+            sizes |= {"shared_expert_intermediate_size": experts.shared_ffn or 0}
+        return sizes | ({} if dense is None else {"intermediate_size": dense.ffn})
 
-    @cached_property
-    def _shapes(self) -> dict[str, Shape]:
-        """{part: its whole shape} of parts that are no [hidden] of a norm or a bias."""
-        attention = self.spec.layer.attention
-        h, f, v = self.spec.hidden, self.spec.layer.feed_forward.ffn, self.spec.vocabulary
-        q, kv = attention.q_size, attention.kv_size
-        return {
+    def _shape(self, part: Part) -> Shape:
+        """Return the whole shape of a part."""
+        layer, h, v = self._layer(part), self.spec.hidden, self.spec.vocabulary
+        q, kv, d = layer.attention.q_size, layer.attention.kv_size, layer.attention.head_dim
+        shapes: dict[str, Shape] = {
             "q": (q, h),
             "k": (kv, h),
             "v": (kv, h),
@@ -348,108 +487,150 @@ class Dims:
             "v_bias": (kv,),
             "all_q_norm": (q,),
             "all_k_norm": (kv,),
-            "q_norm": (attention.head_dim,),
-            "k_norm": (attention.head_dim,),
+            "q_norm": (d,),
+            "k_norm": (d,),
             "o": (h, q),
-            "gate": (f, h),
-            "up": (f, h),
-            "up_bias": (f,),
-            "down": (h, f),
             "embed": (v, h),
             "positions": (self.spec.positions, h),
             "lm_head": (v, h),
         }
+        shapes |= self._shapes_of_feed_forward(layer)
+        return shapes.get(part.name, (h,))  # of a norm, or of a bias behind the second GEMM
 
-    def part_shape(self, part: str, degree: int = 1) -> Shape:
-        """Return the shape of one rank's share of a part, [out, in] (a bias: [out], a norm: [hidden]).
+    def _shapes_of_feed_forward(self, layer: LayerSpec) -> dict[str, Shape]:
+        f, h = layer.feed_forward.ffn, self.spec.hidden
+        shapes: dict[str, Shape] = {"gate": (f, h), "up": (f, h), "up_bias": (f,), "down": (h, f)}
+        if isinstance(layer.feed_forward, ExpertsSpec):
+            experts, shared = layer.feed_forward.experts, layer.feed_forward.shared_ffn or 0
+            shapes |= {"router": (experts, h), "expert_bias": (experts,), "shared_expert_gate": (1, h)}
+            shapes |= {"shared_gate": (shared, h), "shared_up": (shared, h), "shared_up_bias": (shared,)}
+            shapes |= {"shared_down": (h, shared)}
+        return shapes
+
+    def part_shape(self, part: Part, degree: int = 1) -> Shape:
+        """Return the shape of one rank's share of a Part, [out, in] (a bias: [out], a norm: [hidden]).
 
         As in PaddleNLP, what `degree` does not divide is not split: key and value when there are fewer kv heads,
         embedding and lm_head when the vocabulary is odd. Raises CheckpointError when q, o or the MLP cannot be split.
         """
-        shape, axis = [*self._shapes.get(part, (self.spec.hidden,))], SPLIT_AXIS[part]
+        shape, axis = [*self._shape(part)], SPLIT_AXIS[part.name]
         if axis is not None and self.splits(part, degree):
             shape[axis] //= degree
         return tuple(shape)
 
-    def share(self, part: str, degree: int, rank: int) -> tuple[slice, ...]:
-        """Return the slices, one for each axis, that are a rank's share of a part."""
-        slices, axis = [slice(None)] * len(self.part_shape(part)), SPLIT_AXIS[part]
+    def share(self, part: Part, degree: int, rank: int) -> tuple[slice, ...]:
+        """Return the slices, one for each axis, that are a rank's share of a Part."""
+        slices, axis = [slice(None)] * len(self._shape(part)), SPLIT_AXIS[part.name]
         if axis is not None and self.splits(part, degree):
             width = self.part_shape(part, degree)[axis]
             slices[axis] = slice(rank * width, (rank + 1) * width)
         return tuple(slices)
 
-    def splits(self, part: str, degree: int) -> bool:
-        """Return whether tensor parallelism of that degree splits the part."""
-        if SPLIT_AXIS[part] is None or degree == 1:
+    def splits(self, part: Part, degree: int) -> bool:
+        """Return whether tensor parallelism of that degree splits a Part."""
+        if SPLIT_AXIS[part.name] is None or degree == 1:
             return False
-        what, must = {
-            "q": ("num_attention_heads", True),
-            "o": ("num_attention_heads", True),
-            "k": ("num_key_value_heads", False),
-            "v": ("num_key_value_heads", False),
-            "all_q_norm": ("num_attention_heads", True),
-            "all_k_norm": ("num_key_value_heads", False),
-            "embed": ("vocab_size", False),
-            "lm_head": ("vocab_size", False),
-        }.get(part.removesuffix("_bias"), ("intermediate_size", True))
-        size = self.said(what)
+        size, what, must = self._divided(part)
         if must and size % degree:
             raise CheckpointError(f"{what}={size} cannot be divided by tensor_parallel_degree={degree}")
         return size % degree == 0
 
-    def slot_shape(self, slot: Slot, degree: int = 1) -> Shape:
+    def _divided(self, part: Part) -> tuple[int, str, bool]:
+        """Return (what ranks divide of a Part, its key in config.json, whether they must be able to)."""
+        attention, name = self._layer(part).attention, part.name.removesuffix("_bias")
+        if name in ("q", "o", "all_q_norm"):
+            return attention.heads, "num_attention_heads", True
+        if name in ("k", "v", "all_k_norm"):
+            return attention.groups, "num_key_value_heads", False
+        if name in ("embed", "lm_head"):
+            return self.spec.vocabulary, "vocab_size", False
+        key = self.width_of(part)
+        return self.said(key), key, True
+
+    def width_of(self, part: Part) -> str:
+        """Return config.json's key for the width of the MLP that a Part is of."""
+        if part.name.startswith("shared"):
+            return "shared_expert_intermediate_size"
+        return "intermediate_size" if part.expert is None else experts_width(self.spec.family)
+
+    def slot_shape(self, place: Place, degree: int = 1) -> Shape:
         """Return the shape of one rank's stored tensor."""
-        first, *others = [self.part_shape(part, degree) for part in slot.parts]
-        if not others:
-            return first[::-1] if slot.transposed else first
-        if slot.parts in (_QKV, _QKV_BIAS) and degree > 1 and not self.splits("k", degree):
+        slot, parts = place.slot, self.parts(place)
+        first, *others = [self.part_shape(part, degree) for part in parts[: len(slot.parts)]]  # of one expert
+        if slot.parts in (_QKV, _QKV_BIAS) and degree > 1 and not self.splits(parts[1], degree):
             heads = self.said("num_key_value_heads")
             raise CheckpointError(
                 f"num_key_value_heads={heads} cannot be divided by tensor_parallel_degree={degree}, which "
                 f"{slot.name} with q, k and v in one tensor needs"
             )
         shape = (first[0] + sum(other[0] for other in others), *first[1:])
-        return shape[::-1] if slot.transposed else shape
+        shape = shape[::-1] if slot.transposed else shape
+        return (len(parts) // len(slot.parts), *shape) if slot.stacked else shape
+
+    def take_apart(self, place: Place, tensor: Matrix) -> dict[Part, Matrix]:
+        """Return {Part: [out, in] or [out]} of the tensor at a Place, whole or one rank's; views where possible.
+
+        tensor: numpy array or Paddle tensor.
+        """
+        parts = self.parts(place)
+        if not place.slot.stacked:
+            return dict(zip(parts, self._taken_apart(place, tensor), strict=True))
+        taken = chain.from_iterable(self._taken_apart(place, tensor[expert]) for expert in range(tensor.shape[0]))
+        return dict(zip(parts, taken, strict=True))
+
+    def _taken_apart(self, place: Place, tensor: Matrix) -> list[Matrix]:
+        """Return the parts of a Slot in their order: of one expert, where it is of experts."""
+        slot, attention = place.slot, self._layer(place).attention
+        if slot.transposed:
+            tensor = tensor.T
+        if len(slot.parts) == 1:
+            return [tensor]
+        if slot.grouped:
+            return _ungrouped(tensor, attention)
+        shares = (attention.queries, 1, 1) if len(slot.parts) == 3 else (1, 1)
+        unit = tensor.shape[0] // sum(shares)
+        stops = [unit * stop for stop in accumulate(shares)]
+        return [tensor[stop - unit * n : stop] for stop, n in zip(stops, shares, strict=True)]
+
+    def put_together(self, place: Place, parts: Mapping[Part, Matrix]) -> Matrix:
+        """Return the tensor at a Place from {Part: [out, in] or [out]}; the inverse of `take_apart`."""
+        slot, tensors = place.slot, self._stack(place, parts)
+        if slot.stacked:
+            count = len(slot.parts)
+            each = [concat(tensors[start : start + count], 0) for start in range(0, len(tensors), count)]
+            return stack([tensor.T if slot.transposed else tensor for tensor in each])
+        tensor = concat(tensors, 0)
+        return tensor.T if slot.transposed else tensor
+
+    def pieces(self, place: Place, parts: Mapping[Part, Matrix]) -> list[Matrix]:
+        """Return the arrays whose bytes, one array's after the other's, are those of the tensor at a Place."""
+        return [self.put_together(place, parts)] if place.slot.transposed else self._stack(place, parts)
+
+    def _stack(self, place: Place, parts: Mapping[Part, Matrix]) -> list[Matrix]:
+        """Return the tensors whose rows, one tensor's after the other's, are those of a Place before transposition."""
+        tensors = [parts[part] for part in self.parts(place)]
+        if not place.slot.grouped:
+            return tensors
+        groups = tensors[1].shape[0] // self._layer(place).attention.head_dim
+        rows = [tensor.shape[0] // groups for tensor in tensors]
+        return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
 
 
-def take_apart(slot: Slot, tensor: Matrix, queries: int, head_dim: int) -> dict[str, Matrix]:
-    """Return {part: [out, in] or [out]} of a stored tensor, whole or one rank's; views where possible.
-
-    tensor: numpy array or Paddle tensor. queries: heads to each key-value head. head_dim: the width of one.
-    """
-    if slot.transposed:
-        tensor = tensor.T
-    if len(slot.parts) == 1:
-        return {slot.parts[0]: tensor}
-    rows = tensor.shape[0]
-    if slot.grouped:
-        step, stops = (queries + 2) * head_dim, [n * head_dim for n in (0, queries, queries + 1, queries + 2)]
-        groups = range(0, rows, step)
-        return {
-            part: concat([tensor[group + start : group + stop] for group in groups], 0)
-            for part, start, stop in zip(slot.parts, stops[:-1], stops[1:], strict=True)
-        }
-    shares = (queries, 1, 1) if len(slot.parts) == 3 else (1, 1)
-    unit = rows // sum(shares)
-    stops = [unit * sum(shares[: i + 1]) for i in range(len(shares))]
-    return {p: tensor[stop - unit * n : stop] for p, stop, n in zip(slot.parts, stops, shares, strict=True)}
+def _ungrouped(tensor: Matrix, attention: AttentionSpec) -> list[Matrix]:
+    """Return q, k and v of rows that go by kv head."""
+    queries, head_dim = attention.queries, attention.head_dim
+    step, stops = (queries + 2) * head_dim, [n * head_dim for n in (0, queries, queries + 1, queries + 2)]
+    groups = range(0, tensor.shape[0], step)
+    return [concat([tensor[group + start : group + stop] for group in groups], 0) for start, stop in pairwise(stops)]
 
 
-def put_together(slot: Slot, parts: Mapping[str, Matrix], head_dim: int) -> Matrix:
-    """Return the stored tensor of a slot from {part: [out, in] or [out]}; the inverse of `take_apart`."""
-    tensor = concat(stack(slot, parts, head_dim), 0)
-    return tensor.T if slot.transposed else tensor
+def stack(tensors: Sequence[Matrix]) -> Matrix:
+    """Return numpy arrays or Paddle tensors on a new first axis."""
+    if isinstance(tensors[0], np.ndarray):
+        return np.stack(tensors)
+    import paddle
 
-
-def stack(slot: Slot, parts: Mapping[str, Matrix], head_dim: int) -> list[Matrix]:
-    """Return the tensors whose rows, one tensor's after the other's, are a slot's before its transposition."""
-    tensors = [parts[part] for part in slot.parts]
-    if not slot.grouped:
-        return tensors
-    groups = tensors[1].shape[0] // head_dim
-    rows = [tensor.shape[0] // groups for tensor in tensors]
-    return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
+    return paddle.stack([*tensors])
 
 
 def concat(tensors: Sequence[Matrix], axis: int) -> Matrix:
@@ -490,27 +671,28 @@ def _convert(state_dict: Mapping[str, Matrix], config: Any, kind: str, target: L
     source = detect(state_dict, is_tied(config), family=target.family)
     if source.kind != kind:
         raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
-    attention = spec_of(config).layer.attention
-    parts: dict[int | None, dict[str, Matrix]] = {}
+    dims = Dims(spec_of(config))
+    parts: dict[int | None, dict[Part, Matrix]] = {}
     for name, tensor in state_dict.items():
-        layer, slot = source.place(name)
-        parts.setdefault(layer, {}).update(take_apart(slot, tensor, attention.queries, attention.head_dim))
+        place = source.place(name)
+        parts.setdefault(place.layer, {}).update(dims.take_apart(place, tensor))
     for layer, found in parts.items():
         if layer is not None:
-            _check_layer(layer, found, source.layer_parts, attention.queries)
+            _check_layer(layer, found, source.layer_parts, dims.spec.layers[layer].attention.queries)
     converted = {}
     for layer, found in parts.items():
         for slot in target.model if layer is None else target.layer:
-            if all(part in found for part in slot.parts):
-                converted[target.full_name(layer, slot)] = put_together(slot, found, attention.head_dim)
+            place = Place(layer, None, slot)
+            if all(part in found for part in dims.parts(place)):
+                converted[target.full_name(place)] = dims.put_together(place, found)
     return converted
 
 
-def _check_layer(layer: int, parts: Mapping[str, Matrix], wanted: Iterable[str], queries: int) -> None:
-    missing = [part for part in wanted if part not in parts]
+def _check_layer(layer: int, parts: Mapping[Part, Matrix], wanted: Iterable[str], queries: int) -> None:
+    missing = [name for name in wanted if Part(layer, None, name) not in parts]
     if missing:
         raise CheckpointError(f"layer {layer} has no {', '.join(missing)}")
-    q, k = parts["q"].shape[0], parts["k"].shape[0]
+    q, k = (parts[Part(layer, None, name)].shape[0] for name in "qk")
     if q != queries * k:
         raise CheckpointError(
             f"layer {layer}: q has {q} rows and k {k}, which contradicts {queries} query heads to each kv head"

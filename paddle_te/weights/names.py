@@ -3,7 +3,7 @@
 `layout` makes tables of tensors of them: a module's weight and bias have ".weight" and ".bias" after its name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Modules that hold several parts
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
@@ -13,7 +13,8 @@ FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 class Names:
     """One layout's names.
 
-    layer: {part of a decoder layer, or one of FUSED: its module}. layers: what stands before a layer's number. embed,
+    layer: {part of a decoder layer, or one of FUSED: its module}. sparse: the same of what a layer with experts has
+    instead of an MLP, {expert} standing for an expert's number. layers: what stands before a layer's number. embed,
     norm, positions: the modules outside of the layers. base: what stands before all these names; None: the family's
     model_type and ".". transposed: the GEMMs' weights are [in, out].
     """
@@ -25,6 +26,7 @@ class Names:
     positions: str | None = None
     base: str | None = None
     transposed: bool = False
+    sparse: dict[str, str] = field(default_factory=dict)
 
 
 _LLAMA = {
@@ -43,6 +45,18 @@ _LLAMA = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+}
+_EXPERTS = {
+    "router": "mlp.gate",
+    "gate": "mlp.experts.{expert}.gate_proj",
+    "up": "mlp.experts.{expert}.up_proj",
+    "down": "mlp.experts.{expert}.down_proj",
+}
+_SHARED = {
+    "shared_gate": "mlp.shared_expert.gate_proj",
+    "shared_up": "mlp.shared_expert.up_proj",
+    "shared_down": "mlp.shared_expert.down_proj",
+    "shared_expert_gate": "mlp.shared_expert_gate",
 }
 # PaddleNLP's own layers, which fuse q, k and v, and gate and up, or do not.
 NATIVE = {
@@ -79,6 +93,18 @@ HF = {
             "mlp_post_norm": "post_mlp_layernorm",
         },
         base="model.",
+    ),
+    "experts": Names(_LLAMA, base="model.", sparse=_EXPERTS),
+    "shared_experts": Names(_LLAMA, base="model.", sparse=_EXPERTS | _SHARED),
+    "mixtral": Names(
+        _LLAMA,
+        base="model.",
+        sparse={
+            "router": "block_sparse_moe.gate",
+            "gate": "block_sparse_moe.experts.{expert}.w1",
+            "up": "block_sparse_moe.experts.{expert}.w3",
+            "down": "block_sparse_moe.experts.{expert}.w2",
+        },
     ),
     "gpt": Names(
         {

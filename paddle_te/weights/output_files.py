@@ -10,20 +10,19 @@ from typing import Any, NamedTuple
 
 from paddle_te.configs.families import is_tied
 from paddle_te.weights.folder import Checkpoint, file_name, index_name, variant
-from paddle_te.weights.layout import Layout, Slot
+from paddle_te.weights.layout import Layout, Part, Place
 from paddle_te.weights.tensors import CheckpointError, StoredTensor, TensorSpec
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor to write: what it is called, and the layer and slot that say how it is made.
+    """One tensor to write: what it is called, and the Place that says how it is made.
 
     kind: "" for a weight, else the kind of optimizer state.
     """
 
     spec: TensorSpec
-    layer: int | None
-    slot: Slot
+    place: Place
     kind: str = ""
 
 
@@ -78,14 +77,15 @@ def plan_same_ranks(checkpoint: Checkpoint, target: Target) -> Plan:
     for rank in checkpoint.ranks.values():
         source = pieces(checkpoint, rank.tensors)
         by_file: dict[Path, list[Entry]] = {path: [] for path in rank.files}
-        for layer, slot in target.layout.tensors(checkpoint.dims.num_hidden_layers):
-            found = [source[layer, part][0] for part in slot.parts if (layer, part) in source]
+        for place in target.layout.tensors(checkpoint.dims.spec):
+            parts = checkpoint.dims.parts(place)
+            found = [source[part][0] for part in parts if part in source]
             if not found:
                 continue  # another pipeline stage's
-            if len(found) < len(slot.parts):
-                name = target.layout.full_name(layer, slot)
+            if len(found) < len(parts):
+                name = target.layout.full_name(place)
                 raise CheckpointError(f"{found[0].path}: not all parts of {name!r} are on this pipeline stage")
-            by_file[found[0].path].append(_entry(checkpoint, target, layer, slot, found[0].dtype))
+            by_file[found[0].path].append(_entry(checkpoint, target, place, found[0].dtype))
         groups = [shard for entries in by_file.values() if entries for shard in shards(entries, target.max_shard_size)]
         old_index = {} if rank.index is None and len(groups) > 1 else rank.index
         made, index = _rank_files(target.suffix, rank.tp or 0, rank.variant, groups, old_index)
@@ -113,16 +113,12 @@ def plan_new_ranks(checkpoint: Checkpoint, target: Target, always_index: bool = 
             f"{checkpoint.folder}: tied embeddings are not divided into pipeline stages; give "
             "--pipeline_parallel_degree 1: a run with pipeline stages splits a whole checkpoint itself"
         )
-    slots = [
-        (layer, slot)
-        for layer, slot in target.layout.tensors(dims.num_hidden_layers)
-        if (layer, slot.parts[0]) in dtypes
-    ]
+    places = [(place, dims.parts(place)[0]) for place in target.layout.tensors(dims.spec)]
     for pp in range(target.pp):
         entries = [
-            _entry(checkpoint, target, layer, slot, dtypes[layer, slot.parts[0]])
-            for layer, slot in slots
-            if stage_of(layer, slot.parts[0]) == pp
+            _entry(checkpoint, target, place, dtypes[part])
+            for place, part in places
+            if part in dtypes and stage_of(part) == pp
         ]
         groups, ranks = shards(entries, target.max_shard_size), []
         for tp in range(target.tp):
@@ -135,20 +131,18 @@ def plan_new_ranks(checkpoint: Checkpoint, target: Target, always_index: bool = 
     return Plan(files, indexes)
 
 
-def pieces(
-    checkpoint: Checkpoint, tensors: Mapping[str, StoredTensor]
-) -> dict[tuple[int | None, str], tuple[StoredTensor, Slot]]:
-    """Return {(layer or None, part): (tensor, Slot)} of stored tensors by name."""
-    found: dict[tuple[int | None, str], tuple[StoredTensor, Slot]] = {}
+def pieces(checkpoint: Checkpoint, tensors: Mapping[str, StoredTensor]) -> dict[Part, tuple[StoredTensor, Place]]:
+    """Return {Part: (tensor, its Place)} of stored tensors by name."""
+    found: dict[Part, tuple[StoredTensor, Place]] = {}
     for name, ref in tensors.items():
-        layer, slot = checkpoint.layout.place(name)
-        found |= {(layer, part): (ref, slot) for part in slot.parts}
+        place = checkpoint.layout.place(name)
+        found |= dict.fromkeys(checkpoint.dims.parts(place), (ref, place))
     return found
 
 
-def _entry(checkpoint: Checkpoint, target: Target, layer: int | None, slot: Slot, dtype: str) -> Entry:
-    shape = checkpoint.dims.slot_shape(slot, target.tp)
-    return Entry(TensorSpec(target.layout.full_name(layer, slot), target.dtype or dtype, shape), layer, slot)
+def _entry(checkpoint: Checkpoint, target: Target, place: Place, dtype: str) -> Entry:
+    shape = checkpoint.dims.slot_shape(place, target.tp)
+    return Entry(TensorSpec(target.layout.full_name(place), target.dtype or dtype, shape), place)
 
 
 def shards(entries: Iterable[Entry], max_shard_size: float) -> list[list[Entry]]:
@@ -188,13 +182,14 @@ def check_degrees(
     checkpoint: Checkpoint, layout: Layout, tp: int | None = None, pp: int | None = None, vp: int | None = None
 ) -> None:
     """Raise CheckpointError for degrees (None: 1) that a Checkpoint's model, in a Layout, cannot be split into."""
-    for _, slot in layout.tensors(1):
-        checkpoint.dims.slot_shape(slot, tp or 1)
+    for place in layout.tensors(checkpoint.dims.spec):
+        if not place.expert:  # all experts are divided alike
+            checkpoint.dims.slot_shape(place, tp or 1)
     pipeline_stages(checkpoint.dims.num_hidden_layers, pp or 1, vp or 1)
 
 
-def pipeline_stages(num_layers: int, degree: int, virtual_degree: int = 1) -> Callable[[int | None, str], int]:
-    """Return a function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's models.
+def pipeline_stages(num_layers: int, degree: int, virtual_degree: int = 1) -> Callable[[Part], int]:
+    """Return a function Part -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's models.
 
     The items are embeddings, layers, norm and lm_head. Layers that `degree` divides are dealt evenly, chunk by chunk
     with virtual stages; otherwise the items are (paddle/distributed/fleet/meta_parallel/parallel_layers/pp_layers.py).
@@ -215,9 +210,9 @@ def pipeline_stages(num_layers: int, degree: int, virtual_degree: int = 1) -> Ca
         size, longer = divmod(items, degree)
         starts = [stage * size + max(0, stage - (degree - longer)) for stage in range(degree)]
 
-    def stage_of(layer: int | None, part: str) -> int:
+    def stage_of(part: Part) -> int:
         outside = {"embed": 0, "positions": 0, "norm": num_layers + 1, "norm_bias": num_layers + 1}
-        item = outside.get(part, num_layers + 2) if layer is None else layer + 1
+        item = outside.get(part.name, num_layers + 2) if part.layer is None else part.layer + 1
         return max(chunk for chunk, start in enumerate(starts) if start <= item) % degree
 
     return stage_of

@@ -12,7 +12,7 @@ from paddle_te.weights import layout
 from paddle_te.weights.adapters.files import Adapter
 from paddle_te.weights.adapters.merging import merged
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
-from paddle_te.weights.layout import SPLIT_AXIS, Layout, Slot
+from paddle_te.weights.layout import SPLIT_AXIS, Layout, Part, Place
 from paddle_te.weights.output_files import pieces
 from paddle_te.weights.tensors import Array, CheckpointError, StoredTensor
 
@@ -51,15 +51,15 @@ def read_tensors(
     numbers: that kind is a power of beta, of which every weight has one number, [1].
     """
     reader = Reader(checkpoint, tensor_parallel_degree)
-    for number, slot in target.tensors(checkpoint.dims.num_hidden_layers):
-        name = target.full_name(number, slot)
-        if name not in names or not reader.has(number, slot):
+    for place in target.tensors(checkpoint.dims.spec):
+        name = target.full_name(place)
+        if name not in names or not reader.has(place):
             continue
         if numbers:
-            yield name, reader.number(tensor_parallel_rank, number, slot)[0]
+            yield name, reader.number(tensor_parallel_rank, place)[0]
         else:
-            shape = checkpoint.dims.slot_shape(slot, tensor_parallel_degree)
-            array = layout.concat(reader.blocks(tensor_parallel_rank, number, slot), 0)
+            shape = checkpoint.dims.slot_shape(place, tensor_parallel_degree)
+            array = layout.concat(reader.blocks(tensor_parallel_rank, place), 0)
             yield name, np.ascontiguousarray(array).reshape(shape)
             del array  # before the next one is read
 
@@ -77,43 +77,39 @@ class Reader:
         for tp in range(checkpoint.tp):
             ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
             self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
-        self._kept: dict[tuple[int | None, StoredTensor], dict[str, Array]] = {}  # (layer, tensor): its parts
+        self._kept: dict[StoredTensor, dict[Part, Array]] = {}  # by tensor its parts
 
-    def has(self, layer: int | None, slot: Slot) -> bool:
-        """Return whether the checkpoint has the slot's parts: one with tied embeddings may have no lm_head."""
-        return all((layer, part) in self._pieces[0] for part in slot.parts)
+    def has(self, place: Place) -> bool:
+        """Return whether the checkpoint has a Place's parts: one with tied embeddings may have no lm_head."""
+        return all(part in self._pieces[0] for part in self._dims.parts(place))
 
-    def blocks(self, rank: int, layer: int | None, slot: Slot) -> list[Array]:
-        """Return the target rank's stored tensor of a slot, as arrays whose bytes follow one another."""
-        self._kept = {  # what other ranks, or the slot of another part of it, will ask for again
-            key: parts for key, parts in self._kept.items() if key[0] == layer and parts.keys() & {*slot.parts}
-        }
-        parts = {part: self._part(rank, layer, part) for part in slot.parts}
-        if self._adapter is not None and self._adapter.touches(layer, slot.parts):
-            parts = {part: self._merged(self._adapter, rank, layer, part, array) for part, array in parts.items()}
-        if slot.transposed:
-            return [layout.put_together(slot, parts, self._dims.head_dim)]
-        return layout.stack(slot, parts, self._dims.head_dim)
+    def blocks(self, rank: int, place: Place) -> list[Array]:
+        """Return the target rank's stored tensor of a Place, as arrays whose bytes follow one another."""
+        wanted = self._dims.parts(place)
+        # what other ranks, or the Place of another part of it, will ask for again
+        self._kept = {ref: parts for ref, parts in self._kept.items() if not parts.keys().isdisjoint(wanted)}
+        parts = {part: self._part(rank, part) for part in wanted}
+        if self._adapter is not None and self._adapter.touches(wanted):
+            parts = {part: self._merged(self._adapter, rank, part, array) for part, array in parts.items()}
+        return self._dims.pieces(place, parts)
 
-    def number(self, rank: int, layer: int | None, slot: Slot) -> list[Array]:
-        """Return the number [1] that belongs to a slot's tensors, a power of beta: the same for all its parts."""
-        numbers = {part: self._pieces[0][layer, part][0].read() for part in slot.parts}
-        first = numbers[slot.parts[0]]
-        if any(number.tobytes() != first.tobytes() for number in numbers.values()):
-            raise CheckpointError(
-                f"{self._pieces[0][layer, slot.parts[0]][0].path}: {slot.name}: parts of different age"
-            )
-        return [first]
+    def number(self, rank: int, place: Place) -> list[Array]:
+        """Return the number [1] that belongs to a Place's tensors, a power of beta: the same for all its parts."""
+        first, *others = dict.fromkeys(self._pieces[0][part][0] for part in self._dims.parts(place))
+        number = first.read()
+        if any(other.read().tobytes() != number.tobytes() for other in others):
+            raise CheckpointError(f"{first.path}: {place.slot.name}: parts of different age")
+        return [number]
 
-    def _merged(self, adapter: Adapter, rank: int, layer: int | None, part: str, array: Array) -> Array:
+    def _merged(self, adapter: Adapter, rank: int, part: Part, array: Array) -> Array:
         share = self._dims.share(part, self._degree, rank)
-        return merged(adapter, self._dims, (layer, part), share, array)
+        return merged(adapter, self._dims, part, share, array)
 
-    def _part(self, rank: int, layer: int | None, part: str) -> Array:
+    def _part(self, rank: int, part: Part) -> Array:
         """Return a part [out, in], or the vector of a bias or norm."""
         if self._degree == self._source_degree:
-            return self._read(rank, layer, part)
-        axis = SPLIT_AXIS[part] or 0
+            return self._read(rank, part)
+        axis = SPLIT_AXIS[part.name] or 0
         source = self._source_degree if self._dims.splits(part, self._source_degree) else 1
         target = self._degree if self._dims.splits(part, self._degree) else 1
         # counted in units, of which a source rank holds and the target rank wants a whole number
@@ -122,13 +118,12 @@ class Reader:
         start = rank % target * wanted
         found = []
         for tp in range(start // held, -(-(start + wanted) // held)):
-            share = np.split(self._read(tp, layer, part), held, axis)
+            share = np.split(self._read(tp, part), held, axis)
             found += share[max(start - tp * held, 0) : start + wanted - tp * held]
         return found[0] if len(found) == 1 else np.concatenate(found, axis)
 
-    def _read(self, tp: int, layer: int | None, part: str) -> Array:
-        ref, slot = self._pieces[tp][layer, part]
-        if (layer, ref) not in self._kept:
-            dims = self._dims
-            self._kept[layer, ref] = layout.take_apart(slot, ref.read(), dims.queries, dims.head_dim)
-        return self._kept[layer, ref][part]
+    def _read(self, tp: int, part: Part) -> Array:
+        ref, place = self._pieces[tp][part]
+        if ref not in self._kept:
+            self._kept[ref] = self._dims.take_apart(place, ref.read())
+        return self._kept[ref][part]

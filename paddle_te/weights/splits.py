@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, concat
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, Place, concat
 
 
 @dataclass(frozen=True)
 class Split:
-    """How ranks share a tensor [out, in] or [out]. axis: the shared one. sizes: of its parts on it, in the whole."""
+    """How ranks share a tensor [out, in] or [out], or [experts, …]. axis: the shared one. sizes: of its parts on it, in
+    the whole."""
 
     axis: int
     sizes: tuple[int, ...]
@@ -31,25 +32,30 @@ class Split:
                 what = "columns" if self.axis else "rows"
                 raise ValueError(f"{stop - start} {what} cannot be split over {degree} tensor parallel ranks")
             mine = slice(start + rank * width, start + (rank + 1) * width)
-            shares.append(tensor[:, mine] if self.axis else tensor[mine])
+            shares.append(tensor[self._at(mine)])
         return concat(shares, self.axis)
 
     def whole(self, shares: Sequence[Any]) -> Any:
         """Return the whole tensor from the shares of all ranks in order; the inverse of `share`."""
         parts = []
         for start, stop in pairwise((0, *accumulate(size // len(shares) for size in self.sizes))):
-            parts += [share[:, start:stop] if self.axis else share[start:stop] for share in shares]
+            parts += [share[self._at(slice(start, stop))] for share in shares]
         return concat(parts, self.axis)
 
+    def _at(self, mine: slice) -> tuple[slice, ...]:
+        return (*[slice(None)] * self.axis, mine)
 
-def layer_splits(layout: Layout, dims: Dims) -> dict[str, Split]:
+
+def layer_splits(layout: Layout, dims: Dims, layer: int = 0) -> dict[str, Split]:
     """Return {name after the layer's prefix: Split} of the tensors of a decoder layer that ranks share.
 
-    layout: one whose weights are [out, in], with parts stacked one after the other, such as Transformer Engine's.
+    layer: its number. layout: one whose weights are [out, in], with parts stacked one after the other, such as
+    Transformer Engine's.
     """
     found = {}
-    for slot in layout.layer:
-        axis = SPLIT_AXIS[slot.parts[0]]
+    for slot in layout.slots(dims.spec.layers[layer]):
+        axis, parts = SPLIT_AXIS[slot.parts[0]], dims.parts(Place(layer, None, slot))
         if axis is not None:
-            found[slot.name] = Split(axis, tuple(dims.part_shape(part)[axis] for part in slot.parts))
+            sizes = tuple(dims.part_shape(part)[axis] for part in parts[: len(slot.parts)])
+            found[slot.name] = Split(axis + slot.stacked, sizes)
     return found

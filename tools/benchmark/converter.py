@@ -64,7 +64,8 @@ def make(folder, layers):
     """A native checkpoint in 4 GB shards; the data are pieces of one random buffer."""
     sizes = configs.read("llama-2-7b") | {"num_hidden_layers": layers}
     dims, layout = Dims(spec_of(sizes)), native_layout()
-    specs = [TensorSpec(layout.full_name(n, s), "bfloat16", dims.slot_shape(s)) for n, s in layout.tensors(layers)]
+    places = layout.tensors(dims.spec)
+    specs = [TensorSpec(layout.full_name(place), "bfloat16", dims.slot_shape(place)) for place in places]
     noise = np.random.default_rng().integers(0, 2**16, 2**28, np.uint16)
     groups = shards(specs)
     folder.mkdir(parents=True)

@@ -122,8 +122,8 @@ class Finetuning(Run):
         dims, layout = self.size.dims, hf_layout()
         sizes = Dims(spec_of(configs.read(str(path.parent))))
         specs = [
-            TensorSpec(layout.full_name(layer, slot), "bfloat16", sizes.slot_shape(slot))
-            for layer, slot in layout.tensors(self.size.layers)
+            TensorSpec(layout.full_name(place), "bfloat16", sizes.slot_shape(place))
+            for place in layout.tensors(sizes.spec)
         ]
         greatest = max(spec.nbytes // 2 for spec in specs)
         numbers, ones = bf16_bits((greatest,), 0.0, 0.02, 0), np.full(dims.hidden, 0x3F80, np.uint16)

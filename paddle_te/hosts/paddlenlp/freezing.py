@@ -4,6 +4,7 @@ import paddle.distributed as dist
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from paddle_te.configs.families import is_tied
+from paddle_te.configs.spec import spec_of
 from paddle_te.distributed import gather_objects
 from paddle_te.hosts.paddlenlp.loading import layout_of
 from paddle_te.weights.frozen import check_patterns, matching
@@ -28,7 +29,7 @@ def check_freeze(config, args):
         )
     layout, tied = layout_of(config), is_tied(config)
     embedding, head = (layout.model_name(part) for part in ("embed", "lm_head"))
-    names = [layout.full_name(*place) for place in layout.tensors(config.num_hidden_layers)]
+    names = [layout.full_name(place) for place in layout.tensors(spec_of(config))]
     check_patterns([name for name in names if not (tied and name == head)], args.freeze)
     if tied and args.pipeline_parallel_degree > 1 and matching([embedding], args.freeze):
         raise ValueError(

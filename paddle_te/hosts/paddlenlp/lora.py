@@ -31,8 +31,8 @@ def _module_names(parts):
 def _targets_of(adapter, num_layers):
     """target_modules of the modules that an Adapter has A and B for."""
     layers = {}
-    for layer, part in adapter.parts:
-        layers.setdefault(part, set()).add(layer)
+    for part in adapter.parts:
+        layers.setdefault(part.name, set()).add(part.layer)
     parts = {part for part in layers if len(layers[part]) == num_layers}
     for targets, names in TARGETS.items():
         if parts == {*layers} == {name.removesuffix("_proj") for name in names} & {*adapter.form.layout.layer_parts}:

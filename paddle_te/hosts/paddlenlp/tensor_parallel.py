@@ -36,9 +36,9 @@ def vocabulary_mappings(config, is_split):
 
 def layer_mappings(config, is_split):
     """{name: action} of every decoder layer's split weights, names without the family's prefix."""
-    splits = layer_splits(te_layout(family=family_of(config)), Dims(spec_of(config)))
+    layout, dims = te_layout(family=family_of(config)), Dims(spec_of(config))
     return {
         f"layers.{layer}.{name}": _action(split, config, is_split)
         for layer in range(config.num_hidden_layers)
-        for name, split in splits.items()
+        for name, split in layer_splits(layout, dims, layer).items()
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.configs.spec import spec_of
 from paddle_te.data.tokenizer import Tokenizer, load_tokenizer, portable_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.weights import safetensors
@@ -120,7 +121,7 @@ def _weights(name: str, folder: Path, config: dict[str, Any]) -> dict[str, Path]
         raise LaunchError(f"{name}: {error}") from error
     family = family_of(config)
     layout = hf_layout(is_tied(config), family)
-    wanted = [layout.full_name(layer, slot) for layer, slot in layout.tensors(config["num_hidden_layers"])]
+    wanted = [layout.full_name(place) for place in layout.tensors(spec_of(config))]
     if missing := [key for key in wanted if key not in found]:
         raise LaunchError(
             f"{name}: {folder} lacks {missing[0]} (and {len(missing) - 1} more of {len(wanted)}): PaddleFormers reads "

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from paddle_te.configs.families import Family
+from paddle_te.configs.spec import ModelSpec
 from paddle_te.weights import layout as layouts
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.adapters.names import Form, form_of
@@ -24,11 +24,10 @@ from paddle_te.weights.contents import (
     check_contents,
 )
 from paddle_te.weights.folder import dims_of, read_index
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Slot
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, Part, Place
 from paddle_te.weights.tensors import Array, CheckpointError, Shape, TensorRef
 
 Tensors: TypeAlias = dict[str, tuple[TensorRef, ...]]  # {name: tensors of the ranks in order}
-Place: TypeAlias = tuple[int | None, str]  # layer's number, None outside of the layers, and part
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 _ONE_FILE = {"lora_model_state.pdparams": pdparams, "peft_model.safetensors": safetensors}
@@ -39,12 +38,12 @@ _OF_A_RANK = re.compile(r"lora_model_state\.tp(\d{2,})\.pdparams")
 class LowRank:
     """A and B beside one module, whose weight W with them is W + scaling · B · A.
 
-    name: of the module. a, b: TensorRefs in order, one, or that of each rank which has a share. transposed: they are
-    stored [in, r] and [r, out].
+    name: of the module. place: its Place. a, b: TensorRefs in order, one, or that of each rank which has a share.
+    transposed: they are stored [in, r] and [r, out].
     """
 
     name: str
-    slot: Slot
+    place: Place
     a: tuple[TensorRef, ...]
     b: tuple[TensorRef, ...]
     transposed: bool
@@ -80,17 +79,17 @@ class LowRank:
         """Return A [r, in], in its own dtype."""
         return layouts.concat([self._read(ref) for ref in self.a], 1)
 
-    def read_b(self, part: str, dims: Dims) -> Array:
-        """Return those rows of B [out, r] that are a part's."""
-        shares = [layouts.take_apart(self.slot, self._read(ref), dims.queries, dims.head_dim)[part] for ref in self.b]
+    def read_b(self, part: Part, dims: Dims) -> Array:
+        """Return those rows of B [out, r] that are a Part's."""
+        shares = [dims.take_apart(self.place, self._read(ref))[part] for ref in self.b]
         return np.ascontiguousarray(layouts.concat(shares, 0))
 
 
 class Whole(NamedTuple):
-    """A weight or bias that an adapter replaces, the Slot that it fills, and its name in the adapter."""
+    """A weight or bias that an adapter replaces, the Place that it fills, and its name in the adapter."""
 
     ref: TensorRef
-    slot: Slot
+    place: Place
     name: str
 
 
@@ -98,17 +97,15 @@ class Whole(NamedTuple):
 class Adapter:
     """An opened adapter.
 
-    whole: the weights and biases that it replaces. companions: files to go along with it.
-
-    parts: {(layer, part): LowRank}. whole: {(layer, part): (TensorRef, Slot, name)} of weights and biases that it
-    replaces. tensors: {name: TensorRefs}. companions: files to go along with it.
+    parts: {Part: LowRank}. whole: {Part: Whole} of weights and biases that it replaces. tensors: {name: TensorRefs}.
+    companions: files to go along with it.
     """
 
     folder: Path
     form: Form
     settings: Settings
-    parts: dict[Place, LowRank]
-    whole: dict[Place, Whole]
+    parts: dict[Part, LowRank]
+    whole: dict[Part, Whole]
     tensors: Tensors = field(repr=False)
     companions: list[str] = field()
 
@@ -122,14 +119,14 @@ class Adapter:
     def low_ranks(self) -> dict[int | None, list[LowRank]]:
         """Return {layer: its LowRanks}, each once."""
         found: dict[int | None, list[LowRank]] = {}
-        for (layer, _), low_rank in self.parts.items():
-            if low_rank not in found.setdefault(layer, []):
-                found[layer].append(low_rank)
+        for part, low_rank in self.parts.items():
+            if low_rank not in found.setdefault(part.layer, []):
+                found[part.layer].append(low_rank)
         return found
 
-    def touches(self, layer: int | None, parts: Iterable[str]) -> bool:
-        """Return whether it changes one of a layer's parts."""
-        return any((layer, part) in self.parts or (layer, part) in self.whole for part in parts)
+    def touches(self, parts: Iterable[Part]) -> bool:
+        """Return whether it changes one of some Parts."""
+        return any(part in self.parts or part in self.whole for part in parts)
 
 
 def open_adapter(folder: str | Path, family: Family | None = None) -> Adapter:
@@ -202,42 +199,46 @@ def _of_ranks(folder: Path, ranks: Sequence[int]) -> Tensors:
     return {name: tuple(share[name] for share in shares) for name in shares[0]}
 
 
-def _low_ranks(folder: Path, form: Form, settings: Settings, tensors: Tensors) -> dict[Place, LowRank]:
-    """Return {(layer, part): LowRank}."""
-    factors: dict[tuple[int | None, Slot], dict[str, str]] = {}
+def _parts(place: Place) -> list[Part]:
+    """Return the Parts of a module or a weight; LoRA is beside single experts only."""
+    return [Part(place.layer, place.expert, name) for name in place.slot.parts]
+
+
+def _low_ranks(folder: Path, form: Form, settings: Settings, tensors: Tensors) -> dict[Part, LowRank]:
+    """Return {Part: LowRank}."""
+    factors: dict[Place, dict[str, str]] = {}
     for name in tensors:
         found = form.name_of(name)
         if found.factor:
-            factors.setdefault((found.layer, found.slot), {})[found.factor] = name
-    parts: dict[Place, LowRank] = {}
-    for (layer, slot), names in factors.items():
+            factors.setdefault(found.place, {})[found.factor] = name
+    parts: dict[Part, LowRank] = {}
+    for place, names in factors.items():
         for factor, other in ("AB", "BA"):
             if factor not in names:
                 raise CheckpointError(f"{folder}: {names[other]!r} has no {factor} beside it")
-        low_rank = _low_rank(form, settings, layer, slot, *((names[f], tensors[names[f]]) for f in "AB"))
-        parts |= {(layer, part): low_rank for part in slot.parts}
+        low_rank = _low_rank(form, settings, place, *((names[f], tensors[names[f]]) for f in "AB"))
+        parts |= dict.fromkeys(_parts(place), low_rank)
     return parts
 
 
 def _low_rank(
     form: Form,
     settings: Settings,
-    layer: int | None,
-    slot: Slot,
+    place: Place,
     a: tuple[str, tuple[TensorRef, ...]],
     b: tuple[str, tuple[TensorRef, ...]],
 ) -> LowRank:
-    module = form.modules.full_name(layer, slot)
+    module = form.modules.full_name(place)
     for name, refs in (a, b):
         for ref in refs:
             if len(ref.shape) != 2:
                 raise CheckpointError(f"{ref.path}: {name!r} has shape {list(ref.shape)}, which is no matrix")
-    embedding = slot.parts == ("embed",)
+    embedding = place.slot.parts == ("embed",)
     (a_name, a_refs), (b_name, b_refs) = (a, b)
-    a_refs, b_refs = (_shares(refs, slot, axis) for refs, axis in ((a_refs, 1), (b_refs, 0)))
+    a_refs, b_refs = (_shares(refs, place, axis) for refs, axis in ((a_refs, 1), (b_refs, 0)))
     if embedding:  # its A and B are those of the transposed weight
         a_refs, b_refs = b_refs, a_refs
-    low_rank = LowRank(module, slot, a_refs, b_refs, form.transposed or embedding, settings.scaling_of(module))
+    low_rank = LowRank(module, place, a_refs, b_refs, form.transposed or embedding, settings.scaling_of(module))
     wanted, of_a = settings.rank_of(module), int(low_rank.transposed)
     found = {ref.shape[of_a] for ref in a_refs} | {ref.shape[1 - of_a] for ref in b_refs}
     if found != {wanted}:
@@ -248,31 +249,30 @@ def _low_rank(
     return low_rank
 
 
-def _shares(refs: tuple[TensorRef, ...], slot: Slot, axis: int) -> tuple[TensorRef, ...]:
+def _shares(refs: tuple[TensorRef, ...], place: Place, axis: int) -> tuple[TensorRef, ...]:
     """Return those of the ranks' tensors that follow one another on an axis: all where the ranks share it.
 
     axis: 0 for B, 1 for A.
     """
-    if len(refs) == 1 or SPLIT_AXIS[slot.parts[0]] != axis:
+    if len(refs) == 1 or SPLIT_AXIS[place.slot.parts[0]] != axis:
         return refs[:1]
     dims = dims_of(refs[0].path.parent)
-    split = [dims.splits(part, len(refs)) for part in slot.parts]
+    split = [dims.splits(part, len(refs)) for part in _parts(place)]
     return refs if all(split) else refs[:1]
 
 
-def _whole(form: Form, tensors: Tensors) -> dict[Place, Whole]:
-    found: dict[Place, Whole] = {}
+def _whole(form: Form, tensors: Tensors) -> dict[Part, Whole]:
+    found: dict[Part, Whole] = {}
     for name, refs in tensors.items():
-        place = form.name_of(name)
-        if place.factor is None:
+        place, factor = form.name_of(name)
+        if factor is None:
             if len(refs) > 1:
                 raise CheckpointError(f"{refs[0].path}: {name!r}: a whole weight in files of several ranks is not read")
-            found |= {(place.layer, part): Whole(refs[0], place.slot, name) for part in place.slot.parts}
+            found |= dict.fromkeys(_parts(place), Whole(refs[0], place, name))
     return found
 
 
-def all_parts(form: Form, num_layers: int) -> Iterator[tuple[int | None, str, Slot]]:
-    """Yield (layer, module's full name, Slot) of a model's decoder layers and, in PEFT's form, of what is outside."""
-    inside = product(range(num_layers), form.modules.layer)
-    for layer, slot in (*inside, *((None, slot) for slot in form.modules.model)):
-        yield layer, form.modules.full_name(layer, slot), slot
+def all_parts(form: Form, model: ModelSpec) -> Iterator[tuple[str, Place]]:
+    """Yield (module's full name, Place) of a model's decoder layers and, in PEFT's form, of what is outside."""
+    for place in form.modules.tensors(model):
+        yield form.modules.full_name(place), place

@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from paddle_te.configs.families import FAMILIES, Family
-from paddle_te.weights.layout import SPLIT_AXIS, Layout, Slot, hf_layout, layouts_of
+from paddle_te.weights.layout import SPLIT_AXIS, Layout, Place, Slot, hf_layout, layouts_of
 from paddle_te.weights.tensors import CheckpointError
 
 _PEFT = re.compile(
@@ -22,15 +23,13 @@ _PADDLE = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])")
 _TITLES = {"pd": "PaddleNLP's native", "te": "Transformer Engine's", "hf": "PEFT's"}
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(NamedTuple):
     """A tensor of an adapter: A or B (factor) beside a module, or, without a factor, a whole weight or bias.
 
-    layer: its number, None outside of the decoder layers. slot: the module and its parts, or the weight's Slot.
+    place: of the module, whose Slot has its parts, or of the weight.
     """
 
-    layer: int | None
-    slot: Slot
+    place: Place
     factor: str | None = None
 
 
@@ -60,13 +59,12 @@ class Form:
         match = (_PEFT if peft else _PADDLE).fullmatch(name)
         if match is None:
             found = self.layout.find(_whole(name) if peft else name)
-            return Name(*found) if found else None
+            return Name(found) if found else None
         found = self.modules.find(match["module"])
         embedding = match["embedding"] if peft else None
-        if found is None or bool(embedding) != (found[1].parts == ("embed",)):
+        if found is None or bool(embedding) != (found.slot.parts == ("embed",)):
             return None
-        layer, slot = found
-        return Name(layer, slot, match["factor"] or embedding)
+        return Name(found, match["factor"] or embedding)
 
     def name_of(self, name: str) -> Name:
         """Return `find` of a name that the form has, as `form_of` has made sure."""
@@ -115,7 +113,9 @@ def form_for(layout: Layout) -> Form:
 def _form(kind: str, layout: Layout, title: str | None = None) -> Form:
     make = _te_modules if layout.kind == "te" else _modules
     outside = _modules(slot for slot in layout.model if slot.parts[0] in ("embed", "lm_head")) if kind == "peft" else ()
-    modules = replace(layout, layer=make(filter(_is_projection, layout.layer)), model=outside)
+    sparse = [slot for slot in layout.sparse if kind == "peft" or slot in layout.layer]  # others' experts have no LoRA
+    inside, experts = (make(filter(_is_projection, slots)) for slots in (layout.layer, sparse))
+    modules = replace(layout, layer=inside, model=outside, sparse=experts)
     return Form(kind, title or _TITLES[layout.kind], layout, modules)
 
 
@@ -124,7 +124,7 @@ def _is_projection(slot: Slot) -> bool:
 
 
 def _modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:
-    return tuple(Slot(slot.name.removesuffix(".weight"), slot.parts, grouped=slot.grouped) for slot in slots)
+    return tuple(replace(slot, name=slot.name.removesuffix(".weight"), transposed=False) for slot in slots)
 
 
 def _te_modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:

@@ -21,7 +21,7 @@ from paddle_te.weights.adapters.settings import Settings
 from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, convert_command, merge_command
 from paddle_te.weights.files import check_new, copy_file, new_folder, write_json
 from paddle_te.weights.folder import dims_of
-from paddle_te.weights.layout import Dims, Slot
+from paddle_te.weights.layout import Dims, Part, Place
 from paddle_te.weights.tensors import Array, CheckpointError, TensorSpec, all_finite, cast
 from paddle_te.weights.verification import FULL, Verification
 
@@ -30,11 +30,10 @@ _MODES = {"te": "te2hf", "pd": "pd2hf", "formers": "pd2hf"}  # what makes PEFT's
 
 @dataclass(frozen=True)
 class _Module:
-    """One of Hugging Face's modules. low_ranks: {part: its LowRank, or None}."""
+    """One of Hugging Face's modules. low_ranks: {Part: its LowRank, or None}."""
 
     name: str
-    slot: Slot
-    low_ranks: Mapping[str, LowRank | None]
+    low_ranks: Mapping[Part, LowRank | None]
 
     @property
     def different(self) -> list[LowRank]:
@@ -56,8 +55,7 @@ class _Module:
         for low_rank in self.different:
             starts[low_rank], start = start, start + low_rank.rank
         rows = []
-        for part in self.slot.parts:
-            own = self.low_ranks[part]
+        for part, own in self.low_ranks.items():
             block = np.zeros((dims.part_shape(part)[0], self.rank), self.different[0].read_a().dtype)
             if own is not None:
                 block[:, starts[own] : starts[own] + own.rank] = own.read_b(part, dims)
@@ -118,35 +116,33 @@ def write_peft(
             f"{adapter.folder}: has {name!r} whole, which vLLM does not load with an adapter: merge it into its model"
         )
     (form,), dims = forms_of(adapter.form.family, peft=True), dims_of(adapter.folder)
-    modules = _modules(adapter, form, dims.num_hidden_layers)
+    modules = _modules(adapter, form, dims)
     for name in adapter.companions:
         check_own(adapter.folder / name)
         check_contents(adapter.folder / name)
     with new_folder(output) as folder:
         broken = _write_weights(folder / PEFT_WEIGHTS, modules, dims, dtype)
-        write_json(folder / PEFT_ADAPTER, _config(adapter, form, modules, dims.num_hidden_layers))
+        write_json(folder / PEFT_ADAPTER, _config(adapter, form, modules, dims))
         for name in adapter.companions:
             copy_file(adapter.folder / name, folder / name)
     if broken:
         tell(f"{output}: {len(broken)} tensors hold NaN or infinity, as they did before: {', '.join(broken[:3])}")
 
 
-def _modules(adapter: Adapter, form: Form, num_layers: int) -> dict[tuple[int | None, Slot], _Module]:
-    """Return those of Hugging Face's modules that get A and B, by layer and Slot."""
+def _modules(adapter: Adapter, form: Form, dims: Dims) -> dict[Place, _Module]:
+    """Return those of Hugging Face's modules that get A and B, by Place."""
     found = {}
-    for layer, name, slot in all_parts(form, num_layers):
-        low_ranks = {part: adapter.parts.get((layer, part)) for part in slot.parts}
+    for name, place in all_parts(form, dims.spec):
+        low_ranks = {part: adapter.parts.get(part) for part in dims.parts(place)}
         if any(low_ranks.values()):
-            found[layer, slot] = _Module(name, slot, low_ranks)
+            found[place] = _Module(name, low_ranks)
     return found
 
 
-def _write_weights(
-    path: Path, modules: Mapping[tuple[int | None, Slot], _Module], dims: Dims, dtype: str | None
-) -> list[str]:
+def _write_weights(path: Path, modules: Mapping[Place, _Module], dims: Dims, dtype: str | None) -> list[str]:
     specs, broken = [], []
     for module in modules.values():
-        columns, rows = module.different[0].in_features, sum(dims.part_shape(part)[0] for part in module.slot.parts)
+        columns, rows = module.different[0].in_features, sum(dims.part_shape(part)[0] for part in module.low_ranks)
         for factor, shape in (("A", (module.rank, columns)), ("B", (rows, module.rank))):
             name = f"base_model.model.{module.name}.lora_{factor}.weight"
             specs.append(TensorSpec(name, dtype or module.different[0].dtype, shape))
@@ -162,9 +158,7 @@ def _write_weights(
     return broken
 
 
-def _config(
-    adapter: Adapter, form: Form, modules: Mapping[tuple[int | None, Slot], _Module], num_layers: int
-) -> dict[str, Any]:
+def _config(adapter: Adapter, form: Form, modules: Mapping[Place, _Module], dims: Dims) -> dict[str, Any]:
     """Return the content of adapter_config.json, with keys that every version of PEFT since 2024 and vLLM know."""
     settings = adapter.settings
     alpha_of = lambda module: _alpha(settings, module)  # noqa: E731
@@ -178,7 +172,7 @@ def _config(
         "lora_alpha": alpha,
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rslora,
-        "target_modules": _targets(form, modules, num_layers),
+        "target_modules": _targets(form, modules, dims),
         "rank_pattern": {module.name: module.rank for module in others},
         "alpha_pattern": {module.name: alpha_of(module) for module in others},
         "bias": "none",
@@ -199,10 +193,10 @@ def _alpha(settings: Settings, module: _Module) -> float:
     return module.different[0].scaling * (module.rank**0.5 if settings.rslora else module.rank)
 
 
-def _targets(form: Form, modules: Mapping[tuple[int | None, Slot], _Module], num_layers: int) -> list[str]:
+def _targets(form: Form, modules: Mapping[Place, _Module], dims: Dims) -> list[str]:
     """Return target_modules: the last word of a module's name where all of that word have A and B, or its name."""
     word = lambda name: name.rpartition(".")[2]  # noqa: E731
-    everything = Counter(word(name) for _, name, _ in all_parts(form, num_layers))
+    everything = Counter(word(name) for name, _ in all_parts(form, dims.spec))
     there = Counter(word(module.name) for module in modules.values())
     whole = {name for name, count in there.items() if everything[name] == count}
     return sorted({word(m.name) if word(m.name) in whole else m.name for m in modules.values()})

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paddle_te.weights import layout as layouts
-from paddle_te.weights.adapters.files import Adapter, LowRank
+from paddle_te.weights.adapters.files import Adapter, LowRank, all_parts
 from paddle_te.weights.adapters.names import Form
 from paddle_te.weights.contents import merge_command
-from paddle_te.weights.layout import Dims, Slot
+from paddle_te.weights.layout import Dims, Place
 from paddle_te.weights.tensors import Array, CheckpointError
 
 
@@ -19,8 +18,10 @@ def check_trainable(adapter: Adapter) -> None:
     scalings = {low_rank.scaling for low_rank in adapter.parts.values()}
     if adapter.whole:
         why = f"it has {next(name for _, _, name in adapter.whole.values())!r} whole"
-    elif any(layer is None for layer, _ in adapter.parts):
+    elif any(part.layer is None for part in adapter.parts):
         why = "it is beside embedding or head, too"
+    elif any(part.expert is not None for part in adapter.parts):
+        why = "it is beside experts, too"
     elif len(ranks | {settings.rank}) > 1 or len(scalings | {settings.scaling}) > 1:
         why = f"its modules have ranks {sorted(ranks)} and scalings {sorted(scalings)}, and LoRA here one of each"
     if why:
@@ -35,24 +36,22 @@ def shares(adapter: Adapter, form: Form, dims: Dims, degree: int = 1, rank: int 
 
     Raises CheckpointError where a fused module would need one A for parts that have an A each, or are not adapted.
     """
-    for layer in sorted({layer for layer, _ in adapter.parts if layer is not None}):
-        for slot in form.modules.layer:
-            first, *others = [adapter.parts.get((layer, part)) for part in slot.parts]
-            if not any((first, *others)):
-                continue
-            name = form.modules.full_name(layer, slot)
-            if first is None or any(other is not first for other in others):
-                raise CheckpointError(
-                    f"{adapter.folder}: {', '.join(slot.parts)} have an A each there, or none, and one in {name!r}, "
-                    "which holds their weights in one: leave fuse_attention_qkv and fuse_attention_ffn out"
-                )
-            a, b = _share(first, slot, dims, degree, rank)
-            yield f"{name}.lora_A", np.ascontiguousarray(a.T)
-            yield f"{name}.lora_B", np.ascontiguousarray(b.T)
+    for name, place in all_parts(form, dims.spec):
+        first, *others = [adapter.parts.get(part) for part in dims.parts(place)]
+        if not any((first, *others)):
+            continue
+        if first is None or any(other is not first for other in others):
+            raise CheckpointError(
+                f"{adapter.folder}: {', '.join(place.slot.parts)} have an A each there, or none, and one in {name!r}, "
+                "which holds their weights in one: leave fuse_attention_qkv and fuse_attention_ffn out"
+            )
+        a, b = _share(first, place, dims, degree, rank)
+        yield f"{name}.lora_A", np.ascontiguousarray(a.T)
+        yield f"{name}.lora_B", np.ascontiguousarray(b.T)
 
 
-def _share(low_rank: LowRank, slot: Slot, dims: Dims, degree: int, rank: int) -> tuple[Array, Array]:
-    places = {part: dims.share(part, degree, rank) for part in slot.parts}
-    columns = places[slot.parts[0]][1]
-    rows = {part: low_rank.read_b(part, dims)[places[part][0]] for part in slot.parts}
-    return low_rank.read_a()[:, columns], layouts.put_together(slot, rows, dims.head_dim)
+def _share(low_rank: LowRank, place: Place, dims: Dims, degree: int, rank: int) -> tuple[Array, Array]:
+    shares = {part: dims.share(part, degree, rank) for part in dims.parts(place)}
+    columns = next(iter(shares.values()))[1]
+    rows = {part: low_rank.read_b(part, dims)[share[0]] for part, share in shares.items()}
+    return low_rank.read_a()[:, columns], dims.put_together(place, rows)

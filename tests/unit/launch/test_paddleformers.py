@@ -63,8 +63,7 @@ def weights(tmp_path):
     layout = hf_layout()
     dims = Dims(spec_of(config))
     zeros = {
-        layout.full_name(layer, slot): np.zeros(dims.slot_shape(slot), np.float32)
-        for layer, slot in layout.tensors(config["num_hidden_layers"])
+        layout.full_name(place): np.zeros(dims.slot_shape(place), np.float32) for place in layout.tensors(dims.spec)
     }
     save_file(zeros, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))

@@ -6,7 +6,7 @@ from paddle_te.configs.families import FAMILIES
 from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights import CheckpointError, native_to_te, te_to_native
-from paddle_te.weights.layout import Dims, detect, hf_layout, native_layout, te_layout
+from paddle_te.weights.layout import Dims, Part, Place, detect, hf_layout, native_layout, te_layout
 from tests.unit.weights.models import Model, assert_same
 
 # GPT has tests of its own, and so have the families that PaddleNLP has no layout of
@@ -50,8 +50,8 @@ def test_one_tensor_parallel_rank(rng, family):
 
 def test_hundred_layers_and_more():
     layout = native_layout()
-    assert layout.find("llama.layers.107.self_attn.o_proj.weight")[0] == 107
-    assert layout.find("llama.layers.7.self_attn.o_proj.weight")[0] == 7
+    assert layout.find("llama.layers.107.self_attn.o_proj.weight").layer == 107
+    assert layout.find("llama.layers.7.self_attn.o_proj.weight").layer == 7
     for wrong in ("llama.layers.07.mlp.down_proj.weight", "llama.layers..mlp.down_proj.weight", "xllama.norm.weight"):
         assert layout.find(wrong) is None
 
@@ -64,13 +64,13 @@ def test_detect(rng, family):
         assert detect(model.fused(*fused)) == native_layout(*fused, family=family)
     assert detect(model.te()) == te_layout(family=family)
     hf = hf_layout(family=family)
-    assert detect([hf.full_name(layer, slot) for layer, slot in hf.tensors(2)], family=family) == hf
+    assert detect([hf.full_name(place) for place in hf.tensors(spec_of(model.config))], family=family) == hf
 
 
 def test_names_that_are_no_layouts(rng):
     model = Model(rng)
     with pytest.raises(
-        CheckpointError, match="'gpt.layers.0.fc.weight'.*Llama or Qwen2 or .* or Mistral or GPT checkpoint"
+        CheckpointError, match="'gpt.layers.0.fc.weight'.*Llama or Qwen2 or .* or Mistral or GPT.* checkpoint"
     ):
         detect([*model.native, "gpt.layers.0.fc.weight"])
     wrong = ["llama.layers.7.self_attn.q_prj.weight", *(f"llama.layers.{n}.strange" for n in range(9))]
@@ -103,12 +103,13 @@ def test_errors(rng):
 def test_shapes_of_tensor_parallel_ranks():
     sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, vocab_size=25)
     dims = Dims(spec_of(sizes | dict(num_hidden_layers=2)))
-    assert dims.part_shape("q", 4) == (8, 32)
-    assert dims.part_shape("down", 4) == (32, 12)
-    assert dims.part_shape("k", 4) == (16, 32)  # fewer kv heads than ranks: not split
-    assert dims.part_shape("embed", 2) == (25, 32)  # an odd vocabulary: not split
-    assert dims.part_shape("norm", 4) == (32,)
+    of_layer = lambda name: Part(1, None, name)  # noqa: E731
+    assert dims.part_shape(of_layer("q"), 4) == (8, 32)
+    assert dims.part_shape(of_layer("down"), 4) == (32, 12)
+    assert dims.part_shape(of_layer("k"), 4) == (16, 32)  # fewer kv heads than ranks: not split
+    assert dims.part_shape(Part(None, None, "embed"), 2) == (25, 32)  # an odd vocabulary: not split
+    assert dims.part_shape(Part(None, None, "norm"), 4) == (32,)
     with pytest.raises(CheckpointError, match="num_attention_heads=4 cannot be divided by tensor_parallel_degree=3"):
-        dims.part_shape("q", 3)
+        dims.part_shape(of_layer("q"), 3)
     with pytest.raises(CheckpointError, match="num_key_value_heads=2"):
-        dims.slot_shape(te_layout().layer[1], 4)
+        dims.slot_shape(Place(0, None, te_layout().layer[1]), 4)

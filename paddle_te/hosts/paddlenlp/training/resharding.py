@@ -143,8 +143,8 @@ def _check_own_files(folder: Path, args: HostArguments) -> None:
 def _dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of the matrices; norms may have another."""
     tensors = next(iter(checkpoint.ranks.values())).tensors
-    places = ((ref, checkpoint.layout.find(name)) for name, ref in tensors.items())
-    return next(ref.dtype for ref, place in places if place and SPLIT_AXIS[place[1].parts[0]] is not None)
+    places = ((ref, checkpoint.layout.place(name)) for name, ref in tensors.items())
+    return next(ref.dtype for ref, place in places if SPLIT_AXIS[place.slot.parts[0]] is not None)
 
 
 def _saved_how(checkpoint: Checkpoint) -> str:
