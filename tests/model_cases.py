@@ -25,7 +25,7 @@ MODELS = {
     "qwen3_moe": dict(
         model_type="qwen3_moe",
         head_dim=32,
-        num_experts=5,
+        num_experts=6,
         num_experts_per_tok=3,
         moe_intermediate_size=32,
         norm_topk_prob=True,
@@ -34,7 +34,7 @@ MODELS = {
     ),
     "qwen2_moe": dict(
         model_type="qwen2_moe",
-        num_experts=5,
+        num_experts=6,
         num_experts_per_tok=3,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=48,
@@ -45,7 +45,7 @@ MODELS = {
         model_type="olmoe",
         num_hidden_layers=2,
         num_key_value_heads=4,
-        num_experts=5,
+        num_experts=6,
         num_experts_per_tok=2,
         intermediate_size=32,
         router_aux_loss_coef=0.0,

@@ -117,9 +117,9 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, Place]]
 def _check_complete(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless each tensor parallel rank has every part of the model, spread over its stages."""
     places = checkpoint.layout.tensors(checkpoint.dims.spec)
-    wanted = [(part, place) for place in places for part in checkpoint.dims.parts(place)]
     for tp in sorted({key[0] for key in checkpoint.ranks}, key=lambda rank: rank or 0):
         found = _parts_of_rank(checkpoint, tp)
+        wanted = ((part, place) for place in places for part in checkpoint.dims.parts(place, checkpoint.tp, tp or 0))
         for part, place in wanted:
             if part not in found and not (checkpoint.tied and part.name == "lm_head"):
                 raise CheckpointError(_what_is_missing(checkpoint, tp, part, place))
@@ -130,7 +130,7 @@ def _parts_of_rank(checkpoint: Checkpoint, tp: int | None) -> dict[Part, str]:
     found: dict[Part, str] = {}
     for rank in (rank for rank in checkpoint.ranks.values() if rank.tp == tp):
         for name, ref in rank.tensors.items():
-            for part in checkpoint.dims.parts(checkpoint.layout.place(name)):
+            for part in checkpoint.dims.parts(checkpoint.layout.place(name), checkpoint.tp, tp or 0):
                 twice = found.get(part)
                 if twice and part.layer is not None:  # several stages may have a tied embedding
                     raise CheckpointError(

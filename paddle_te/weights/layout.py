@@ -32,7 +32,8 @@ from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights.names import FUSED, HF, NATIVE, Names
 from paddle_te.weights.tensors import CheckpointError, Shape
 
-# The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
+# The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole. Experts
+# are not split: each rank has some of them whole.
 SPLIT_AXIS = {
     "attention_norm": None,
     "attention_norm_bias": None,
@@ -439,12 +440,24 @@ class Dims:
         """Decoder layers."""
         return len(self.spec.layers)
 
-    def parts(self, place: Place) -> list[Part]:
-        """Return the Parts of the tensor at a Place, in its order."""
+    def parts(self, place: Place, degree: int = 1, rank: int = 0) -> list[Part]:
+        """Return the Parts of one rank's tensor at a Place, in its order.
+
+        A tensor of all experts has those of the rank: as many in each of `degree` ranks, in order. Raises
+        CheckpointError for a degree that does not divide the experts.
+        """
         experts: Iterable[int | None] = (place.expert,)
         if place.slot.stacked:
-            experts = range(self._experts(place.layer).experts)
+            each = self.experts_of_a_rank(place.layer, degree)
+            experts = range(rank * each, (rank + 1) * each)
         return [Part(place.layer, expert, name) for expert in experts for name in place.slot.parts]
+
+    def experts_of_a_rank(self, layer: int | None, degree: int) -> int:
+        """Return how many experts of a layer each of `degree` ranks has. Raises CheckpointError as `parts`."""
+        experts = self._experts(layer).experts
+        if experts % degree:
+            raise CheckpointError(f"num_experts={experts} cannot be divided by tensor_parallel_degree={degree}")
+        return experts // degree
 
     def _layer(self, part: Part | Place) -> LayerSpec:
         return self.spec.layer if part.layer is None else self.spec.layers[part.layer]
@@ -528,7 +541,7 @@ class Dims:
 
     def splits(self, part: Part, degree: int) -> bool:
         """Return whether tensor parallelism of that degree splits a Part."""
-        if SPLIT_AXIS[part.name] is None or degree == 1:
+        if SPLIT_AXIS[part.name] is None or part.expert is not None or degree == 1:
             return False
         size, what, must = self._divided(part)
         if must and size % degree:
@@ -555,7 +568,7 @@ class Dims:
 
     def slot_shape(self, place: Place, degree: int = 1) -> Shape:
         """Return the shape of one rank's stored tensor."""
-        slot, parts = place.slot, self.parts(place)
+        slot, parts = place.slot, self.parts(place, degree)
         first, *others = [self.part_shape(part, degree) for part in parts[: len(slot.parts)]]  # of one expert
         if slot.parts in (_QKV, _QKV_BIAS) and degree > 1 and not self.splits(parts[1], degree):
             heads = self.said("num_key_value_heads")
@@ -567,12 +580,12 @@ class Dims:
         shape = shape[::-1] if slot.transposed else shape
         return (len(parts) // len(slot.parts), *shape) if slot.stacked else shape
 
-    def take_apart(self, place: Place, tensor: Matrix) -> dict[Part, Matrix]:
+    def take_apart(self, place: Place, tensor: Matrix, degree: int = 1, rank: int = 0) -> dict[Part, Matrix]:
         """Return {Part: [out, in] or [out]} of the tensor at a Place, whole or one rank's; views where possible.
 
-        tensor: numpy array or Paddle tensor.
+        tensor: numpy array or Paddle tensor. degree, rank: which experts it has, as for `parts`.
         """
-        parts = self.parts(place)
+        parts = self.parts(place, degree, rank)
         if not place.slot.stacked:
             return dict(zip(parts, self._taken_apart(place, tensor), strict=True))
         taken = chain.from_iterable(self._taken_apart(place, tensor[expert]) for expert in range(tensor.shape[0]))
@@ -593,7 +606,8 @@ class Dims:
         return [tensor[stop - unit * n : stop] for stop, n in zip(stops, shares, strict=True)]
 
     def put_together(self, place: Place, parts: Mapping[Part, Matrix]) -> Matrix:
-        """Return the tensor at a Place from {Part: [out, in] or [out]}; the inverse of `take_apart`."""
+        """Return the tensor at a Place from {Part: [out, in] or [out]}, of those experts that are there; the inverse of
+        `take_apart`."""
         slot, tensors = place.slot, self._stack(place, parts)
         if slot.stacked:
             count = len(slot.parts)
@@ -608,7 +622,7 @@ class Dims:
 
     def _stack(self, place: Place, parts: Mapping[Part, Matrix]) -> list[Matrix]:
         """Return the tensors whose rows, one tensor's after the other's, are those of a Place before transposition."""
-        tensors = [parts[part] for part in self.parts(place)]
+        tensors = [parts[part] for part in self.parts(place) if part in parts or not place.slot.stacked]
         if not place.slot.grouped:
             return tensors
         groups = tensors[1].shape[0] // self._layer(place).attention.head_dim

@@ -75,10 +75,10 @@ def plan_same_ranks(checkpoint: Checkpoint, target: Target) -> Plan:
     files: list[list[OutputFile]] = []
     indexes: dict[str, dict[str, Any]] = {}
     for rank in checkpoint.ranks.values():
-        source = pieces(checkpoint, rank.tensors)
+        source = pieces(checkpoint, rank.tensors, rank.tp or 0)
         by_file: dict[Path, list[Entry]] = {path: [] for path in rank.files}
         for place in target.layout.tensors(checkpoint.dims.spec):
-            parts = checkpoint.dims.parts(place)
+            parts = checkpoint.dims.parts(place, checkpoint.tp, rank.tp or 0)
             found = [source[part][0] for part in parts if part in source]
             if not found:
                 continue  # another pipeline stage's
@@ -105,7 +105,7 @@ def plan_new_ranks(checkpoint: Checkpoint, target: Target, always_index: bool = 
     dtypes = {
         key: ref.dtype
         for rank in checkpoint.ranks.values()
-        for key, (ref, _) in pieces(checkpoint, rank.tensors).items()
+        for key, (ref, _) in pieces(checkpoint, rank.tensors, rank.tp or 0).items()
     }
     stage_of = pipeline_stages(dims.num_hidden_layers, target.pp, target.vp)
     if target.pp > 1 and is_tied(checkpoint.config):
@@ -131,12 +131,14 @@ def plan_new_ranks(checkpoint: Checkpoint, target: Target, always_index: bool = 
     return Plan(files, indexes)
 
 
-def pieces(checkpoint: Checkpoint, tensors: Mapping[str, StoredTensor]) -> dict[Part, tuple[StoredTensor, Place]]:
-    """Return {Part: (tensor, its Place)} of stored tensors by name."""
+def pieces(
+    checkpoint: Checkpoint, tensors: Mapping[str, StoredTensor], rank: int
+) -> dict[Part, tuple[StoredTensor, Place]]:
+    """Return {Part: (tensor, its Place)} of a tensor parallel rank's stored tensors by name."""
     found: dict[Part, tuple[StoredTensor, Place]] = {}
     for name, ref in tensors.items():
         place = checkpoint.layout.place(name)
-        found |= dict.fromkeys(checkpoint.dims.parts(place), (ref, place))
+        found |= dict.fromkeys(checkpoint.dims.parts(place, checkpoint.tp, rank), (ref, place))
     return found
 
 

@@ -76,16 +76,17 @@ class Reader:
         self._pieces = []  # of each source rank, all its pipeline stages together
         for tp in range(checkpoint.tp):
             ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
-            self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
+            tensors = {name: ref for rank in ranks for name, ref in rank.tensors.items()}
+            self._pieces.append(pieces(checkpoint, tensors, tp))
         self._kept: dict[StoredTensor, dict[Part, Array]] = {}  # by tensor its parts
 
     def has(self, place: Place) -> bool:
         """Return whether the checkpoint has a Place's parts: one with tied embeddings may have no lm_head."""
-        return all(part in self._pieces[0] for part in self._dims.parts(place))
+        return all(part in self._pieces[self._holder(part)] for part in self._dims.parts(place))
 
     def blocks(self, rank: int, place: Place) -> list[Array]:
         """Return the target rank's stored tensor of a Place, as arrays whose bytes follow one another."""
-        wanted = self._dims.parts(place)
+        wanted = self._dims.parts(place, self._degree, rank)
         # what other ranks, or the Place of another part of it, will ask for again
         self._kept = {ref: parts for ref, parts in self._kept.items() if not parts.keys().isdisjoint(wanted)}
         parts = {part: self._part(rank, part) for part in wanted}
@@ -95,7 +96,8 @@ class Reader:
 
     def number(self, rank: int, place: Place) -> list[Array]:
         """Return the number [1] that belongs to a Place's tensors, a power of beta: the same for all its parts."""
-        first, *others = dict.fromkeys(self._pieces[0][part][0] for part in self._dims.parts(place))
+        wanted = self._dims.parts(place, self._degree, rank)
+        first, *others = dict.fromkeys(self._pieces[self._holder(part)][part][0] for part in wanted)
         number = first.read()
         if any(other.read().tobytes() != number.tobytes() for other in others):
             raise CheckpointError(f"{first.path}: {place.slot.name}: parts of different age")
@@ -105,8 +107,16 @@ class Reader:
         share = self._dims.share(part, self._degree, rank)
         return merged(adapter, self._dims, part, share, array)
 
+    def _holder(self, part: Part) -> int:
+        """Return the source rank that has an expert; the first for what is no expert's."""
+        if part.expert is None:
+            return 0
+        return part.expert // self._dims.experts_of_a_rank(part.layer, self._source_degree)
+
     def _part(self, rank: int, part: Part) -> Array:
         """Return a part [out, in], or the vector of a bias or norm."""
+        if part.expert is not None:
+            return self._read(self._holder(part), part)
         if self._degree == self._source_degree:
             return self._read(rank, part)
         axis = SPLIT_AXIS[part.name] or 0
@@ -125,5 +135,5 @@ class Reader:
     def _read(self, tp: int, part: Part) -> Array:
         ref, place = self._pieces[tp][part]
         if ref not in self._kept:
-            self._kept[ref] = self._dims.take_apart(place, ref.read())
+            self._kept[ref] = self._dims.take_apart(place, ref.read(), self._source_degree, tp)
         return self._kept[ref][part]

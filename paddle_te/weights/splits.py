@@ -55,7 +55,8 @@ def layer_splits(layout: Layout, dims: Dims, layer: int = 0) -> dict[str, Split]
     found = {}
     for slot in layout.slots(dims.spec.layers[layer]):
         axis, parts = SPLIT_AXIS[slot.parts[0]], dims.parts(Place(layer, None, slot))
-        if axis is not None:
-            sizes = tuple(dims.part_shape(part)[axis] for part in parts[: len(slot.parts)])
-            found[slot.name] = Split(axis + slot.stacked, sizes)
+        if slot.stacked:
+            found[slot.name] = Split(0, (len(parts) // len(slot.parts),))  # of experts
+        elif axis is not None:
+            found[slot.name] = Split(axis, tuple(dims.part_shape(part)[axis] for part in parts))
     return found

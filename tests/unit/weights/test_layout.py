@@ -100,6 +100,39 @@ def test_errors(rng):
         native_to_te(incomplete, model.config)
 
 
+EXPERTS = dict(
+    model_type="qwen2_moe", hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=25, num_hidden_layers=3, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+    shared_expert_intermediate_size=40, decoder_sparse_step=2,
+)  # fmt: skip
+
+
+def test_places_of_experts():
+    """The second layer has experts, the others an MLP; ranks have some experts whole, and share the shared one."""
+    dims, family = Dims(spec_of(EXPERTS)), FAMILIES["qwen2_moe"]
+    te, hf = te_layout(family=family), hf_layout(family=family)
+    shapes = {te.full_name(place): dims.slot_shape(place, 2) for place in te.tensors(dims.spec)}
+    moe, mlp = "qwen2_moe.layers.1.transformer.moe_layer.", "qwen2_moe.layers.2.transformer.layernorm_mlp."
+    assert {name: shape for name, shape in shapes.items() if name.startswith((moe, mlp))} == {
+        f"{moe}ln_weight": (32,),
+        f"{moe}router.weight": (6, 32),
+        f"{moe}experts.fc1_weight": (3, 32, 32),
+        f"{moe}experts.fc2_weight": (3, 32, 16),
+        f"{moe}shared_experts.fc1_weight": (40, 32),
+        f"{moe}shared_experts.fc2_weight": (32, 20),
+        f"{moe}shared_experts.gate_weight": (1, 32),
+        f"{mlp}ln_weight": (32,),
+        f"{mlp}fc1_weight": (48, 32),
+        f"{mlp}fc2_weight": (32, 24),
+    }
+    place = te.place(f"{moe}experts.fc1_weight")
+    assert dims.parts(place, degree=2, rank=1)[:3] == [Part(1, 3, "gate"), Part(1, 3, "up"), Part(1, 4, "gate")]
+    expert = hf.place("model.layers.1.mlp.experts.5.down_proj.weight")
+    assert dims.parts(expert) == [Part(1, 5, "down")] and hf.full_name(expert).endswith("experts.5.down_proj.weight")
+    with pytest.raises(CheckpointError, match="num_experts=6 cannot be divided by tensor_parallel_degree=4"):
+        dims.slot_shape(place, 4)
+
+
 def test_shapes_of_tensor_parallel_ranks():
     sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, vocab_size=25)
     dims = Dims(spec_of(sizes | dict(num_hidden_layers=2)))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights.layout import Part
 from paddle_te.weights.output_files import pipeline_stages
 from paddle_te.weights.tensors import TensorRef
 from tests.unit.weights.models import Model, assert_same, load_folder, save_config, save_shards, save_single
@@ -158,8 +159,8 @@ def test_stages_are_paddles(layers, pp, vp):
         next(c for c in range(len(starts)) if starts[c] <= item < starts[c + 1]) % pp for item in range(layers + 3)
     ]
     stage_of = pipeline_stages(layers, pp, vp)
-    ours = [stage_of(None, "embed"), *(stage_of(n, "q") for n in range(layers))]
-    assert ours + [stage_of(None, "norm"), stage_of(None, "lm_head")] == theirs
+    ours = [stage_of(Part(None, None, "embed")), *(stage_of(Part(n, None, "q")) for n in range(layers))]
+    assert ours + [stage_of(Part(None, None, name)) for name in ("norm", "lm_head")] == theirs
 
 
 @pytest.mark.parametrize("workers", [1, 3])

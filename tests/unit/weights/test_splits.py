@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.configs.families import QWEN2
+from paddle_te.configs.families import QWEN2, QWEN2_MOE
 from paddle_te.configs.spec import spec_of
 from paddle_te.weights import Dims, layer_splits, te_layout
 from paddle_te.weights.splits import Split
@@ -28,6 +28,18 @@ def test_the_layers_splits():
         f"{prefix}self_attention.proj.weight": Split(1, (32,)),
         f"{prefix}layernorm_mlp.fc1_weight": Split(0, (48, 48)),
         f"{prefix}layernorm_mlp.fc2_weight": Split(1, (48,)),
+    }
+
+
+def test_a_layer_with_experts():
+    """Ranks have some experts whole, and each a share of the shared one."""
+    dims = Dims(spec_of(dict(model_type="qwen2_moe", hidden_size=32, num_hidden_layers=1, num_attention_heads=8)))
+    splits = layer_splits(te_layout(family=QWEN2_MOE), dims)
+    assert {name.partition("moe_layer.")[2]: split for name, split in splits.items() if "moe" in name} == {
+        "experts.fc1_weight": Split(0, (60,)),
+        "experts.fc2_weight": Split(0, (60,)),
+        "shared_experts.fc1_weight": Split(0, (5632, 5632)),
+        "shared_experts.fc2_weight": Split(1, (5632,)),
     }
 
 
