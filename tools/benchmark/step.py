@@ -12,6 +12,7 @@ import argparse
 import statistics
 import sys
 import traceback
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -520,17 +521,24 @@ def fitting(arguments, clock, size):
     """The Size with as many layers as all peers have room for, at most its own.
 
     A peer that fails in another way than for memory counts as one that fits: its row says why. Raises MemoryError if a
-    peer has no room for one layer.
+    peer has no room for one.
     """
-    peers = list(arguments.peers)
-    while peers:
-        if not out_of_memory(peers[0], size, arguments, clock):
-            peers.pop(0)
-        elif size.layers == 1:
-            raise MemoryError(f"{peers[0]} has no room for one layer")
-        else:
-            size = replace(size, layers=size.layers - 1)
+    for name in arguments.peers:
+        size = replace(size, layers=most_layers(name, size, arguments, clock))
     return size
+
+
+def most_layers(name, size, arguments, clock):
+    """The number of layers that a peer has room for, at most the size's. Raises MemoryError if it is none."""
+
+    def too_many(layers):
+        return out_of_memory(name, replace(size, layers=layers), arguments, clock)
+
+    if not too_many(size.layers):
+        return size.layers
+    if fewer := bisect_left(range(1, size.layers), True, key=too_many):
+        return fewer
+    raise MemoryError(f"{name} has no room for one layer")
 
 
 def out_of_memory(name, size, arguments, clock):

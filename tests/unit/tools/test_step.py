@@ -159,6 +159,8 @@ def test_as_many_layers_as_all_peers_have_room_for(monkeypatch):
     arguments = step.parse_arguments(["--peers", "broken", "roomy", "--device", "cpu", "--layers", "5", "--fit"])
     found = step.fitting(arguments, timing.HostClock(), replace(SMALL, layers=5))
     assert found == replace(SMALL, layers=3)
+    for layers in (3, 4, 40):
+        assert step.fitting(arguments, timing.HostClock(), replace(SMALL, layers=layers)).layers == 3
     arguments.peers = ["broken"]
     assert step.fitting(arguments, timing.HostClock(), replace(SMALL, layers=5)).layers == 5
 
