@@ -278,6 +278,11 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     if layout.mlp_in_chunks:
         again += ("mlp",)
     statistics = 8 if model.bias else 4  # float32, of a norm
+    # a norm of what a half adds computes its backward from that; where it stands instead of the one before the half,
+    # it keeps as much as that one, and there is none whose output could be computed again
+    added = 2 * (2 * h + statistics) if model.norms == "both" else 0
+    if model.norms == "after":
+        again = tuple(part for part in again if part != "layernorm")
     of_input = {part: _kept_of_an_input(layout, part) for part in ("attention", "mlp")}
     norm, norm_2 = (0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
     of_attention = 1 if layout.fp8_dpa else 2
@@ -295,7 +300,7 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     fc1 = 0 if "mlp" in again else norm_2 + (MXFP8 if layout.stores_input_in_fp8 else 2) * model.fc1
     activation = 0 if {"mlp", "mlp_act"} & {*again} else of_input["mlp"] * f  # fc2's input
     low_rank = 2 * sum(_width(layout, gemm) for gemm in _kept_products(model, layout))  # x·A
-    return entry + norm + qkv + attention + proj + middle + fc1 + activation + low_rank
+    return entry + norm + qkv + attention + proj + middle + fc1 + activation + added + low_rank
 
 
 def _kept_of_an_input(layout: Job, part: str) -> int:

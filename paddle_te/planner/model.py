@@ -28,7 +28,7 @@ class Model:
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
     the norms too. gated: the MLP is. positions: those that are learned. window: attention has a sliding window.
-    qk_norm: AttentionSpec's. norms: of a layer, beside these. pipeline: PaddleNLP has a pipeline model of it.
+    qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline model of it.
     """
 
     hidden: int
@@ -45,7 +45,7 @@ class Model:
     positions: int = 0
     window: bool = False
     qk_norm: str | None = None
-    norms: int = 2
+    norms: str = "before"
     pipeline: bool = True
 
     @classmethod
@@ -68,7 +68,7 @@ class Model:
             spec.positions if spec.learned_positions else 0,
             any(layer.attention.window for layer in spec.layers),
             attention.qk_norm,
-            4 if spec.layer.norms == "both" else 2,
+            spec.layer.norms,
             has_pipeline(spec.family.model_type),
         )
 
@@ -118,9 +118,8 @@ class Model:
     def layer_weights(self) -> int:
         """Elements of a layer's weights."""
         all_biases = self.qkv + self.fc1 + 4 * self.hidden
-        norms = (
-            self.norms * self.hidden + {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
-        )
+        of_heads = {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
+        norms = (4 if self.norms == "both" else 2) * self.hidden + of_heads
         return self.gemm_weights + norms + (all_biases if self.bias else self.qkv * self.qkv_bias)
 
     @cached_property

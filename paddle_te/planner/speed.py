@@ -30,6 +30,7 @@ from paddle_te.planner.offloaded import PIECE, late_pieces
 CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
+ADDED_NORM_BYTES = 16  # a number: of a norm of what a half adds, and of that sum, which else a GEMM makes in passing
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
 # The CPU's time for a layer, of that without recompute: with whole layers, whose forward Paddle's recompute runs again
 # (on an H100 a step of llama-125m took 87 ms instead of 35), and more for each part that is computed again (assumed).
@@ -124,7 +125,7 @@ def elementwise_bytes(model: Model, layout: Job) -> float:
     kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation
     write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same pass; and low-rank
     products read and write inputs and outputs, four times each."""
-    stored = stored_bytes(model, layout)
+    more = stored_bytes(model, layout) + norm_bytes(model)
     if layout.precision != "fp8" or layout.lora:
         # fitted: how many of the counted bytes a step's time shows, fewer where a cache still holds what is read
         seen = 1.1 if layout.lora else 0.8
@@ -133,9 +134,19 @@ def elementwise_bytes(model: Model, layout: Job) -> float:
         cast = 3 * sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms) if layout.precision == "fp8" else 0
         if cast and model.gated:
             cast -= 2 * (model.ffn + model.fc1)
-        return in_bf16 + low_rank + cast + stored
+        return in_bf16 + low_rank + cast + more
     norm, activation = (38, 7) if model.gated else (40, 11)
-    return norm * model.hidden + 12 * model.qkv + activation * model.fc1 + stored
+    return norm * model.hidden + 12 * model.qkv + activation * model.fc1 + more
+
+
+def norm_bytes(model: Model) -> float:
+    """Return the bytes a token of the norms that a Llama does not have. Those of q and k go with the rotation, which
+    then writes v beside them instead of turning q and k where they are, and reads in backward what was normed; norms
+    over all heads read q and k, and both in backward, once more to sum their squares."""
+    v = model.kv // 2
+    qk = model.qkv - v
+    of_heads = {None: 0, "head": 4 * v + 2 * qk, "all": 4 * v + 8 * qk}[model.qk_norm]
+    return of_heads + 2 * ADDED_NORM_BYTES * model.hidden * (model.norms == "both")
 
 
 def stored_bytes(model: Model, layout: Job) -> float:
@@ -163,7 +174,7 @@ def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float
     if layout.stores_input_in_fp8 and model.gated:  # with LoRA the gradient's kernel, which reads it anyhow, writes it
         activation = (0 if layout.lora else MXFP8 * model.fc1) + 2 * model.ffn
     moved = 0.0
-    if "layernorm" in again:
+    if "layernorm" in again and model.norms != "after":
         moved += norm if "mlp" in again else 2 * norm
     if "mlp_act" in again:
         moved += activation

@@ -29,6 +29,11 @@ CASES = {
     "loss in chunks": (dict(use_fused_linear_cross_entropy=True, vocab_size=4096), dict(batch=2, precision="bf16")),
     "last layer": (FEW_WORDS, dict()),
     "norms of q and k": (FEW_WORDS | dict(family="qwen3", head_dim=64), dict()),
+    "norms behind the halves": (
+        FEW_WORDS | dict(family="olmo2", recompute_modules=["layernorm"]),
+        dict(recompute_modules=("layernorm",)),
+    ),
+    "norms before and behind them": (FEW_WORDS | dict(family="glm4", head_dim=64), dict()),
     "last layer, the second micro-batch": (FEW_WORDS, dict(micro_batches=2)),
     "first layer": (FEW_WORDS, dict(recompute="full")),
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),

@@ -67,6 +67,23 @@ def test_hops_of_a_ring():
     assert speed.ring_ms(0, 1, 1, 1, gpu) == 0
 
 
+@pytest.mark.parametrize(
+    "norms, bytes_a_token",
+    [
+        (dict(qk_norm="head"), 4 * 1000 + 2 * 2000),  # v is written beside q and k, which backward reads again
+        (dict(qk_norm="all"), 4 * 1000 + 8 * 2000),  # and whose squares are summed over all heads, in both directions
+        (dict(norms="both"), 2 * 16 * 1000),
+        (dict(norms="after"), 0),
+    ],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_norms_that_a_llama_does_not_have(norms, bytes_a_token, precision):
+    def ms(model):
+        return speed.time_of_step(model, layout(precision=precision), ROUND)["layers"]
+
+    assert ms(replace(SMALL, **norms)) - ms(SMALL) == pytest.approx(10 * 1000 * bytes_a_token / 1e9)
+
+
 def test_swiglus_input_in_fp8():
     """33 bytes for 32 of fc1's 8000 numbers are written, and read in the place of 64; SwiGLU that is computed again
     reads them, but with LoRA, where the gradient's kernel writes it. Another activation's input is cast there and
