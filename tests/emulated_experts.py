@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.emulated_te import ELEMENTS, Form, at
+from paddle_te.native import ScalingMode
+from tests.emulated_te import ELEMENTS, GREATEST, Blocks, Form, at
 
 
 def _begins(tensor, experts, counts, offsets):
@@ -26,14 +27,41 @@ def _operands(tensor, begins, transposed, scale_inv):
     if not tensor.is_fp8:
         parts = [part.astype(np.float32) for part in _parts(tensor, begins)]
         return [part.T for part in parts] if transposed else parts
-    scale_inv, cols = at(scale_inv, (len(begins) - 1,), np.float32), tensor.shape[-1]
+    if tensor.in_blocks:
+        return [blocks.dequantize(part.astype(np.float32)) for part, blocks in _in_blocks(tensor, begins, transposed)]
+    scale_inv = at(scale_inv, (len(begins) - 1,), np.float32)
     assert not (begins % 16).any()
-    if not transposed:
-        parts = _parts(tensor, begins)
-    else:
-        flat = tensor.transposed.reshape(-1)
-        parts = [flat[b * cols : e * cols].reshape(cols, e - b) for b, e in zip(begins, begins[1:], strict=False)]
+    parts = _transposed_parts(tensor, begins) if transposed else _parts(tensor, begins)
     return [part.astype(np.float32) * scale for part, scale in zip(parts, scale_inv, strict=True)]
+
+
+def _transposed_parts(tensor, begins):
+    flat, cols = tensor.transposed.reshape(-1), tensor.shape[-1]
+    return [flat[b * cols : e * cols].reshape(cols, e - b) for b, e in zip(begins, begins[1:], strict=False)]
+
+
+def _in_blocks(tensor, begins, transposed):
+    """[(an expert's matrix, its Blocks)]: of the data, or of the transposed copies."""
+    assert not (begins % 128).any()
+    parts = _transposed_parts(tensor, begins) if transposed else _parts(tensor, begins)
+    *_, rowwise, columnwise = tensor.pointers
+    scales, found = columnwise if transposed else rowwise, []
+    for part in parts:
+        rows, cols = part.shape
+        found.append((part, Blocks(scales, part.shape, tensor.scaling_mode)))
+        two = tensor.scaling_mode == ScalingMode.BLOCK_SCALING_2D
+        scales += 4 * (rows // 128 * (-(-cols // 512) * 4) if two else cols // 128 * -(-rows // 4) * 4)
+    return found
+
+
+def quantize_grouped_blocks(input, output, experts, counts, offsets, force_pow_2_scales, amax_epsilon, stream):
+    limit, begins = GREATEST[output.dtype], _begins(output, experts, counts, offsets)
+    for transposed in [False] * bool(output.data_ptr) + [True] * bool(output.columnwise):
+        for source, (part, blocks) in zip(_parts(input, begins), _in_blocks(output, begins, transposed), strict=True):
+            values = np.ascontiguousarray(source.astype(np.float32).T if transposed else source.astype(np.float32))
+            if values.size:
+                scaled = blocks.quantize(values, limit, force_pow_2_scales, amax_epsilon)
+                part[...] = np.clip(scaled, -limit, limit).astype(part.dtype)
 
 
 def grouped_gemm(
@@ -42,6 +70,8 @@ def grouped_gemm(
 ):  # fmt: skip
     """Of experts without rows a weight's gradient is not written."""
     assert at(factors, (8,), np.float32).tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    if A.in_blocks or B.in_blocks:
+        assert split_accumulator and {A.scaling_mode, B.scaling_mode} != {ScalingMode.BLOCK_SCALING_2D}
     a = _operands(A, _begins(A, experts, counts, transb and offsets_a), not transa, scale_inv_a)
     b = _operands(B, _begins(B, experts, counts, offsets_b), transb, scale_inv_b)
     d = _parts(D, _begins(D, experts, counts, not transb and offsets_d))
@@ -119,7 +149,7 @@ def topk_backward(routing_map, scores, dprobs, dlogits, topk, pre_softmax, scali
         dlogits.array[...] = found * (grad - (grad * found).sum(-1, keepdims=True))
 
 
-KERNELS = grouped_gemm, scaled_swiglu, scaled_dswiglu, topk_forward, topk_backward
+KERNELS = grouped_gemm, quantize_grouped_blocks, scaled_swiglu, scaled_dswiglu, topk_forward, topk_backward
 
 
 def experts_count(grid, routing_map, counts, tokens, experts, multiple):

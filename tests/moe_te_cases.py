@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 
 from paddle_te import fp8
+from paddle_te.fp8.scaling import BLOCK
 from paddle_te.layers.moe import MoEConfig, MoELayer
 from tests.bfloat16 import truncated
 
@@ -42,13 +43,14 @@ CONFIGS = {
 
 def draw(layer, seed, empty=False):
     """bfloat16 numbers for tensors, input and output's gradient. empty: no token chooses the first expert."""
-    generator = np.random.default_rng(seed)
+    generator, hidden = np.random.default_rng(seed), layer.config.hidden_size
+    tokens = TOKENS if hidden == HIDDEN else BLOCK  # for shared experts' GEMMs
     named = {**dict(layer.named_parameters()), "router.expert_bias": layer.router.expert_bias}
     values = {n: generator.standard_normal(t.shape).astype("float32") for n, t in named.items() if t is not None}
     for name, value in values.items():
         value *= value.shape[-1] ** -0.5 if value.ndim > 1 else 0.3
         value += name == "ln_weight"
-    values |= {name: generator.standard_normal([TOKENS, HIDDEN]).astype("float32") for name in ("x", "dy")}
+    values |= {name: generator.standard_normal([tokens, hidden]).astype("float32") for name in ("x", "dy")}
     if empty:
         values["x"][:, 0], values["ln_weight"][0] = 3.0, 1.0
         values["router.weight"][0], values["router.weight"][:, 0] = 0.0, 0.0
@@ -111,18 +113,23 @@ RECIPES = {
     "delayed": fp8.DelayedScaling(amax_history_len=2),
     "from_scale_1": fp8.DelayedScaling(amax_history_len=2, first_step="delayed"),
     "current": fp8.Float8CurrentScaling(),
+    "block": fp8.Float8BlockScaling(),
 }
+SIZES_OF = {"block": SIZES | dict(hidden_size=256, moe_ffn_hidden_size=128)}  # what blocks divide
+SEEDS = {"block": 40}  # with which rounding chooses no other expert
 
 
-def check_fp8(kind, recipe, seed, empty, device="cpu", steps=3):
+def check_fp8(kind, recipe, empty, device="cpu", steps=3):
     """te's error against float32, in the last of some steps, is the emulation's own."""
-    pd = MoEConfig(**SIZES, **CONFIGS[kind], backend="paddle")
+    sizes = SIZES_OF.get(recipe, SIZES)
+    options = {n: sizes["moe_ffn_hidden_size"] if n.endswith("_size") else v for n, v in CONFIGS[kind].items()}
+    pd = MoEConfig(**sizes, **options, backend="paddle")
     paddle.set_device("cpu")
-    values = draw(MoELayer(pd), seed, empty)
+    values = draw(MoELayer(pd), SEEDS.get(recipe, 37), empty)
     truth, _ = run(pd, values, "float32")
     emulated, _ = run(pd, values, "float32", steps, recipe=RECIPES[recipe])
     paddle.set_device(device)
-    te = MoEConfig(**SIZES, **CONFIGS[kind], params_dtype="bfloat16")
+    te = MoEConfig(**sizes, **options, params_dtype="bfloat16")
     found, _ = run(te, values, "bfloat16", steps, recipe=RECIPES[recipe])
     for name, value in truth.items():
         error, bound = relative(found[name], value), relative(emulated[name], value)

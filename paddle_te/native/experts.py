@@ -65,13 +65,30 @@ def offsets(te: Shim, stream: Stream, counts: int, first: int, second: int, expe
     te.launch(function, 1, _BLOCK, 0, stream, counts, first, second, experts, *columns)
 
 
-def gather(te: Shim, stream: Stream, x: int, places: Places, y: int, sizes: Sizes, columns: int, dtype: int) -> None:
-    """Write the tokens' rows of x [tokens, columns] to y [rows, columns], zeros for padding.
+class Rows(NamedTuple):
+    """Rows of experts. x: 16-bit rows, or with token_of, of a Places, the tokens that these are of. begins: where the
+    experts' rows begin in a matrix of so many columns, int64 [experts + 1], and counts: the experts' rows, int64
+    [experts]; both 0 where each has as many."""
 
-    columns: a multiple of 16 bytes.
-    """
+    x: int
+    token_of: int
+    begins: int
+    tokens: int
+    experts: int
+    rows: int
+    columns: int
+    counts: int = 0
+
+    @classmethod
+    def of_weight(cls, address: int, experts: int, rows: int, columns: int) -> "Rows":
+        """Return the Rows of a weight [rows, columns] of experts that have as many rows each."""
+        return cls(address, 0, 0, rows, experts, rows, columns)
+
+
+def gather(te: Shim, stream: Stream, rows: Rows, y: int, dtype: int) -> None:
+    """Write Rows of tokens to y [rows, columns], zeros for padding. columns: a multiple of 16 bytes."""
     function = kernel(f"experts_gather_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
-    te.launch(function, sizes.rows, _BLOCK, 0, stream, x, places.token_of, y, sizes.tokens, columns)
+    te.launch(function, rows.rows, _BLOCK, 0, stream, rows.x, rows.token_of, y, rows.tokens, rows.columns)
 
 
 def combine(
@@ -110,31 +127,13 @@ def zero_empty(te: Shim, stream: Stream, gradients: int, counts: int, experts: i
     te.launch(function, experts * blocks, _BLOCK, 0, stream, gradients, counts, blocks, size)
 
 
-class Rows(NamedTuple):
-    """Rows of experts. x: 16-bit rows, or with token_of, of a Places, the tokens that these are of. begins: where the
-    experts' rows begin in a matrix of so many columns, int64 [experts + 1]; 0 where each has as many."""
-
-    x: int
-    token_of: int
-    begins: int
-    tokens: int
-    experts: int
-    rows: int
-    columns: int
-
-    @classmethod
-    def of_weight(cls, address: int, experts: int, rows: int, columns: int) -> "Rows":
-        """Return the Rows of a weight [rows, columns] of experts that have as many rows each."""
-        return cls(address, 0, 0, rows, experts, rows, columns)
-
-
 def cast_transpose(
     te: Shim, stream: Stream, rows: Rows, target: CastTarget, scale_inv: int, dtype: int, float8: int
 ) -> None:
     """Cast Rows to fp8, each expert's matrix with its transposed copy. target: a casts.CastTarget, whose scale_inv is
     not written; scale_inv: float32 [experts], all 1 / scale. dtype, float8: a Form's."""
     kernel = "experts_cast_transpose", "experts_cast.cu", Form(dtype, float8), CAST_TILING
-    given = *rows[:3], *target[:4], scale_inv, *rows[3:]
+    given = *rows[:3], *target[:4], scale_inv, *rows[3:7]
     casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, {})
 
 

@@ -164,7 +164,11 @@ grouped_gemm(x, dy, dW, False, True, ...). The last need not be zeros for an exp
 counts: address of the experts' rows, int64 [experts]; they may sum up to less than t. offsets_a, offsets_b, offsets_d:
 of where an expert's rows begin in A, B and D, in numbers, int64 [experts + 1]; not read for weights. factors: address
 of float32 1, and 16 bytes behind it 0. scale_inv_a, scale_inv_b: of fp8 operands, float32 [experts]; a transposed copy
-is each expert's. Hopper needs cuBLAS 13.4 for it, in fp8 13.5.)");
+is each expert's. Hopper needs cuBLAS 13.4 for it, in fp8 13.5, with block scaling 13.6.)");
+  define(m, "quantize_grouped_blocks", &quantize_grouped_blocks, "input"_a, "output"_a, "experts"_a, "counts"_a,
+         "offsets"_a, "force_pow_2_scales"_a, "amax_epsilon"_a, "stream"_a,
+         R"(quantize_blocks for each expert's matrix: its copies and their scales lie behind those of the one before.
+counts, offsets: as grouped_gemm's of one operand, of which 128 divides an expert's rows; 0 for weights.)");
   define(m, "scaled_swiglu", &scaled_swiglu, "input"_a, "scales"_a, "output"_a, "stream"_a,
          "output = swiglu(input) * scales[:, None]. scales: float32 [tokens].");
   define(m, "scaled_dswiglu", &scaled_dswiglu, "grad"_a, "input"_a, "scales"_a, "output"_a, "dscales"_a, "stream"_a,

@@ -25,9 +25,9 @@ def test_layers(gpu, poisoned, kind, empty):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2", "deepseek", "recompute_act", "recompute"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2", "deepseek", "bias", "capacity", "recompute_act", "recompute"])
 def test_layers_in_fp8(gpu, poisoned, kind, recipe):
-    check_fp8(kind, recipe, 37, kind == "mixtral", gpu)
+    check_fp8(kind, recipe, kind == "mixtral", gpu)
 
 
 ROUTINGS = [
@@ -61,7 +61,9 @@ def test_the_router_is_backend_paddles(gpu, poisoned, routing, experts, seed):
 def test_grouped_linear(gpu, poisoned, in_features, out_features, seed):
     """Ragged and empty experts, at the beginning, between others and at the end."""
     generator, counts = np.random.default_rng(seed), [0, 37, 256, 0, 91, 1, 0]
-    layer = GroupedLinear(len(counts), in_features, out_features, params_dtype="bfloat16")
+    layer = GroupedLinear(len(counts), in_features, out_features, bias=True, params_dtype="bfloat16")
+    bias = generator.standard_normal(layer.bias.shape).astype("float32")
+    layer.bias.set_value(paddle.to_tensor(bias).astype("bfloat16"))
     x = paddle.randn([sum(counts), in_features]).astype("bfloat16").detach()
     x.stop_gradient = False
     dy = paddle.to_tensor(generator.standard_normal([sum(counts), out_features]).astype("float32")).astype("bfloat16")
@@ -77,7 +79,8 @@ def test_grouped_linear(gpu, poisoned, in_features, out_features, seed):
         if not count:
             assert not dw.any()
             continue
-        assert relative(numbers(y)[mine], rows[mine] @ weight[expert].T) < 5e-3
+        assert relative(numbers(y)[mine], rows[mine] @ weight[expert].T + bias[expert]) < 5e-3
+        assert relative(numbers(layer.bias.grad[expert]), grad[mine].sum(0)) < 5e-3
         assert relative(numbers(x.grad)[mine], grad[mine] @ weight[expert]) < 5e-3
         assert relative(dw, grad[mine].T @ rows[mine]) < 5e-3
 
@@ -86,6 +89,7 @@ def test_grouped_linear(gpu, poisoned, in_features, out_features, seed):
 @pytest.mark.parametrize("experts, topk, hidden, ffn", [(8, 2, 512, 1024), (128, 8, 256, 96)])
 def test_twice_is_the_same_to_the_bit(gpu, poisoned, experts, topk, hidden, ffn, recipe, seed):
     """And main gradients add up."""
+    ffn = -(-ffn // 128) * 128 if recipe == "block" else ffn
     sizes = dict(hidden_size=hidden, moe_ffn_hidden_size=ffn, num_moe_experts=experts, moe_router_topk=topk)
     config = MoEConfig(**sizes, params_dtype="bfloat16", fuse_wgrad_accumulation=True)
     values = draw(MoELayer(config), seed)

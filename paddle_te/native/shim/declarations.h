@@ -130,6 +130,7 @@ enum BwdParam {
   X(void, nvte_grouped_gemm,                                                                                          \
     (NVTEGroupedTensor, int, NVTEGroupedTensor, int, NVTEGroupedTensor, NVTEGroupedTensor, NVTETensor, NVTETensor,    \
      NVTETensor, NVTETensor, NVTEConfig, cudaStream_t))                                                               \
+  X(void, nvte_group_quantize, (NVTEGroupedTensor, NVTEGroupedTensor, NVTEConfig, cudaStream_t))                      \
   X(void, nvte_scaled_swiglu, (NVTETensor, NVTETensor, NVTETensor, int64_t, cudaStream_t))                            \
   X(void, nvte_scaled_dswiglu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int64_t, cudaStream_t))   \
   X(void, nvte_fused_topk_with_score_function_forward,                                                                \

@@ -7,18 +7,26 @@
 // A handle of TE's for matrices of several experts that lie one behind the other, for the length of a C++ scope.
 class GroupedHandle {
  public:
-  // counts, offsets: of the matrices' rows, and where each begins, in numbers; 0 where all are alike.
+  // counts, offsets: of the matrices' rows, and where each begins, in numbers; 0 where all are alike. scale_inv: one for
+  // each expert, both copies'; with block scaling each copy's are the tensor's, one expert's behind the other's.
   GroupedHandle(const Tensor& tensor, size_t experts, uintptr_t counts, uintptr_t offsets, uintptr_t scale_inv)
       : handle_(nvte_create_grouped_tensor(tensor.scaling_mode, experts, {{tensor.rows(), tensor.cols()}, 2})) {
     const NVTEShape flat = {{tensor.numel()}, 1};
-    const NVTEBasicTensor factors = {to_pointer(scale_inv), kFloat32, {{experts}, 1}};
+    const size_t rows = offsets ? tensor.rows() : tensor.rows() / experts, parts = offsets ? 1 : experts;
+    const bool in_blocks = tensor.scaling_mode != kPerTensorScaling;
+    auto set_factors = [&](int param, uintptr_t own, size_t of_rows, size_t of_cols) {
+      const NVTEShape shape = scale_inv_shape(tensor.scaling_mode, of_rows, of_cols);
+      const size_t count = in_blocks ? parts * shape.data[0] * shape.data[1] : experts;
+      const uintptr_t factors = in_blocks ? own : scale_inv;
+      if (factors) set(param, {to_pointer(factors), kFloat32, {{count}, 1}});
+    };
     if (tensor.data.data_ptr) {
       set(kRowwiseData, {tensor.data.data_ptr, tensor.data.dtype, flat});
-      if (scale_inv) set(kRowwiseScaleInv, factors);
+      set_factors(kRowwiseScaleInv, tensor.scale_inv, rows, tensor.cols());
     }
     if (tensor.columnwise) {
       set(kColumnwiseData, {to_pointer(tensor.columnwise), tensor.data.dtype, flat});
-      if (scale_inv) set(kColumnwiseScaleInv, factors);
+      set_factors(kColumnwiseScaleInv, tensor.columnwise_scale_inv, tensor.cols(), rows);
     }
     if (!offsets) return;
     set(kFirstDims, {to_pointer(counts), kInt64, {{experts}, 1}});
@@ -87,6 +95,15 @@ static void grouped_gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool
     const GroupedHandle D(d, experts, counts, transb ? 0 : offsets_d, 0);
     nvte_grouped_gemm(A, transa, B, transb, accumulate ? NVTEGroupedTensor(D) : nullptr, D, one, of_beta, of_setup,
                       of_cublas, grouped_config(split_accumulator, stream), stream.handle);
+  });
+}
+
+// counts, offsets: 0 for a weight's matrices, which are alike.
+static void quantize_grouped_blocks(const Tensor& input, const Tensor& output, size_t experts, uintptr_t counts,
+                                    uintptr_t offsets, bool force_pow_2_scales, float amax_epsilon, Stream& stream) {
+  call("nvte_group_quantize", {{"input", &input}, {"output", &output}}, [&] {
+    const GroupedHandle from(input, experts, counts, offsets, 0), to(output, experts, counts, offsets, 0);
+    nvte_group_quantize(from, to, quantization_config(force_pow_2_scales, amax_epsilon), stream.handle);
   });
 }
 

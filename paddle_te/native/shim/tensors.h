@@ -56,7 +56,7 @@ struct Tensor {
   };
 
   NVTEBasicTensor data{};
-  uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0;
+  uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0, columnwise_scale_inv = 0;
   Addresses given{};  // to the constructor
   int scaling_mode = kPerTensorScaling;
   Handle handle;
@@ -77,6 +77,7 @@ struct Tensor {
   // Moves the view to other memory.
   void point(const Addresses& to) {
     columnwise = to.columnwise, scale = to.scale, amax = to.amax, scale_inv = to.scale_inv;
+    columnwise_scale_inv = to.columnwise_scale_inv;
     data.data_ptr = reinterpret_cast<void*>(to.data);
     if (to.data || !columnwise) handle.set(kRowwiseData, data);
     if (columnwise) {

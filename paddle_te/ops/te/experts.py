@@ -17,7 +17,8 @@ from paddle_te.ops.te import autograd, expert_bias, float8_experts, runtime
 from paddle_te.ops.te.recording import Op
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
 
-CUBLAS, CUBLAS_FP8 = (13, 4), (13, 5)  # from here on Hopper has grouped GEMMs, and in fp8
+# from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
+CUBLAS, CUBLAS_FP8, CUBLAS_BLOCK = (13, 4), (13, 5), (13, 6)
 HOPPER = 9  # elsewhere they take factors for each expert
 FAULTY = (13, 7)  # where these corrupt data on newer GPUs
 PIP = 'pip install "nvidia-cublas>=13.6.2,<13.7"'
@@ -55,11 +56,12 @@ def _check_fp8(quantizers):
     """Raise where there are no grouped GEMMs with such quantizers."""
     if quantizers is None:
         return
-    if quantizers.input.kind == "block":
-        raise ValueError("fp8_recipe=block: backend transformer_engine has no experts with it; take delayed or current")
-    if cublas_version() < CUBLAS_FP8:
-        what = f"grouped GEMMs in fp8 need cuBLAS 13.5, not {_present(cublas_version())}"
-        raise BackendUnavailable([(what, REMEDY)])
+    in_blocks = quantizers.input.kind == "block"
+    needed = CUBLAS_BLOCK if in_blocks else CUBLAS_FP8
+    if cublas_version() < needed:
+        kind = "fp8 with block scaling" if in_blocks else "fp8"
+        what = "grouped GEMMs in {} need cuBLAS {}.{}".format(kind, *needed)
+        raise BackendUnavailable([(f"{what}, not {_present(cublas_version())}", REMEDY)])
 
 
 def _present(version):
@@ -93,9 +95,9 @@ class Group(NamedTuple):
 
     def _gemm(self, rt, a, b, d, transa, transb, accumulate, backward):
         offsets = [self.begins.get(matrix.shape[1], 0) for matrix in (a, b, d)]  # not read for weights
-        given = transa, transb, self.experts, self.counts, *offsets, factors(), rt.stream, accumulate, backward
-        scales = [matrix.scale_inv if isinstance(matrix, float8_experts.Operand) else 0 for matrix in (a, b)]
-        rt.te.grouped_gemm(a.native, b.native, d.native, *given, *scales)
+        exact = backward or isinstance(a, float8_experts.BlockOperand)
+        given = transa, transb, self.experts, self.counts, *offsets, factors(), rt.stream, accumulate, exact
+        rt.te.grouped_gemm(a.native, b.native, d.native, *given, *map(float8_experts.scale_inv, (a, b)))
 
     def forward(self, rt, x, weight, y):
         """y = x · weightᵀ; weight [E · out, in]."""
@@ -121,7 +123,8 @@ class Group(NamedTuple):
     def of_rows(self, matrix):
         """The experts.Rows of a Matrix that has these."""
         rows, columns = matrix.shape
-        return experts.Rows(matrix.memory.data_ptr(), 0, self.begins[columns], rows, self.experts, self.rows, columns)
+        given = matrix.memory.data_ptr(), 0, self.begins[columns], rows
+        return experts.Rows(*given, self.experts, self.rows, columns, self.counts)
 
 
 class ExpertsSettings(NamedTuple):
@@ -158,7 +161,7 @@ class _Placed(NamedTuple):
         """The experts.Rows of x [tokens, columns], a tensor."""
         columns, group = x.shape[-1], self.group
         given = x.data_ptr(), self.places.token_of, group.begins[columns], self.sizes.tokens
-        return experts.Rows(*given, group.experts, group.rows, columns)
+        return experts.Rows(*given, group.experts, group.rows, columns, group.counts)
 
     def new(self, rt, columns):
         """A Matrix of the rows, uninitialised."""
@@ -167,12 +170,10 @@ class _Placed(NamedTuple):
     def gathered(self, rt, x, quantizer, transposes):
         """The rows of x [tokens, columns], a tensor, as GEMMs read them: a Matrix, or under a quantizer an Operand.
         transposes: whether a GEMM sums over them."""
-        columns = x.shape[-1]
         if quantizer is not None:
             return float8_experts.quantized(rt, self.of_tokens(x), quantizer, self.code, transposes)
-        rows = self.new(rt, columns)
-        given = x.data_ptr(), self.places, rows.memory.data_ptr(), self.sizes, columns, self.code
-        experts.gather(rt.te, rt.stream, *given)
+        rows = self.new(rt, x.shape[-1])
+        experts.gather(rt.te, rt.stream, self.of_tokens(x), rows.memory.data_ptr(), self.code)
         return rows
 
     def operand(self, rt, matrix, quantizer, transposes):

@@ -1,9 +1,14 @@
-"""Operands of grouped GEMMs in fp8: one scale for all experts' matrices, and each with its transposed copy."""
+"""Operands of grouped GEMMs in fp8: each expert's matrix with its transposed copy.
+
+With a scale for a tensor all experts share it. With block scaling each expert's copies and their scales lie behind
+those of the one before, as Transformer Engine's grouped functions have them.
+"""
 
 import paddle
 
+from paddle_te.fp8.scaling import BLOCK
 from paddle_te.native import experts
-from paddle_te.ops.te.quantized import FP8, MATRICES, Pieces, new_float8, new_pieces, rowwise_pieces
+from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Pieces, new_pieces
 
 
 class Operand:
@@ -28,7 +33,7 @@ class Operand:
         """Let go of the rowwise data: backward reads the transposed copies only."""
         self._matrix.drop_data(rt)
 
-    def fill(self, rt, rows, code):
+    def fill_rows(self, rt, rows, code):
         """Quantize experts.Rows of that dtype."""
         float8 = FP8[self._matrix.quantizer.dtype]
 
@@ -39,30 +44,83 @@ class Operand:
         return self
 
 
+class BlockOperand(BlockMatrix):
+    """One with block scaling. scale_inv: none beside those that the matrix has."""
+
+    __slots__ = ("experts",)
+    scale_inv = 0
+
+    def __init__(self, rt, shape, quantizer, rowwise, columnwise, count):
+        """count: of experts."""
+        self.experts = count
+        super().__init__(rt, shape, quantizer, rowwise, columnwise)
+
+    def _take_factors(self, rowwise, columnwise, factors):
+        size = _factor_bytes(self.shape, self.quantizer, self.experts)
+        self._scale_inv = rowwise.take(size)
+        self._transpose_scale_inv = columnwise.take(size) if columnwise else 0
+        return ()
+
+    def fill_rows(self, rt, rows, code):
+        """Quantize experts.Rows of that dtype, which are gathered before."""
+        source = rt.tensor(rows.x, self.shape, code)
+        if rows.token_of:
+            gathered = rt.empty([rows.rows, rows.columns], paddle.bfloat16)  # two bytes, whatever they mean
+            experts.gather(rt.te, rt.stream, rows, gathered.data_ptr(), code)
+            source = rt.view(gathered, self.shape, code)
+        scaling, given = self._scaling, (self.experts, rows.counts, rows.begins)
+        options = scaling.power_2_scale, scaling.amax_epsilon
+        rt.te.quantize_grouped_blocks(source, self.native, *given, *options, rt.stream)
+        return self
+
+
+def scale_inv(matrix):
+    """The address of an operand's scales' inverses, one for each expert, or 0."""
+    return matrix.scale_inv if isinstance(matrix, Operand) else 0
+
+
 def drop_data(rt, *operands):
     """Let go of what backward does not read of those in fp8."""
     for operand in operands:
-        if isinstance(operand, Operand):
+        if isinstance(operand, Operand | BlockOperand):
             operand.drop_data(rt)
 
 
 def quantized(rt, rows, quantizer, code, transposes):
-    """An Operand of experts.Rows. transposes: whether there are transposed copies, too."""
+    """An operand of experts.Rows. transposes: whether there are transposed copies, too."""
     shape = rows.rows, rows.columns
-    if transposes:
-        pieces = new_pieces(rt, _bytes(shape, quantizer)), new_pieces(rt, _bytes(shape, quantizer))
-    else:
-        pieces = rowwise_pieces(rt, shape, quantizer)
-    matrix, scale_inv = new_float8(rt, shape, quantizer, pieces), rt.empty([rows.experts], paddle.float32)
-    return Operand(matrix, scale_inv.data_ptr(), scale_inv).fill(rt, rows, code)
+    size = _bytes(shape, quantizer, rows.experts)
+    rowwise, columnwise = new_pieces(rt, size), new_pieces(rt, size) if transposes else None
+    memory = rt.empty([rows.experts], paddle.float32) if quantizer.kind != "block" else None
+    scales = memory and memory.data_ptr()
+    return _operand(rt, shape, quantizer, rowwise, columnwise, rows.experts, scales, memory).fill_rows(rt, rows, code)
 
 
-def _bytes(shape, quantizer):
-    return shape[0] * shape[1] + MATRICES[quantizer.kind].factor_bytes(shape, quantizer)
+def _operand(rt, shape, quantizer, rowwise, columnwise, count, scales, memory):
+    """scales: the address of the scales' inverses of a quantizer that has one for a tensor; memory: what holds them."""
+    if quantizer.kind == "block":
+        return BlockOperand(rt, shape, quantizer, rowwise, columnwise, count)
+    return Operand(MATRICES[quantizer.kind](rt, shape, quantizer, rowwise, columnwise), scales, memory)
+
+
+def _bytes(shape, quantizer, count):
+    return shape[0] * shape[1] + _factor_bytes(shape, quantizer, count)
+
+
+def _factor_bytes(shape, quantizer, count):
+    """The bytes of the factors of one copy of all experts' matrices, a multiple of 256."""
+    if quantizer.kind != "block":
+        return MATRICES[quantizer.kind].factor_bytes(shape, quantizer)
+    rows, columns = shape
+    scales = rows * columns // BLOCK
+    if quantizer.scaling.block_scaling_dim == 2:  # the lines of an expert's are filled up to 4, in either copy
+        blocks = [-(-size // (4 * BLOCK)) * 4 for size in (rows // count, columns)]
+        scales = count * blocks[0] * blocks[1]
+    return -(-4 * scales // 256) * 256
 
 
 def quantized_weight(rt, weight, quantizers, code, train):
-    """An Operand of a weight [E, out, in], a tensor: the copy that an earlier micro-batch has kept, or a new one."""
+    """An operand of a weight [E, out, in], a tensor: the copy that an earlier micro-batch has kept, or a new one."""
     count, out, in_ = weight.shape
     shape, quantizer = (count * out, in_), quantizers.weight
     if quantizers.cached_weight is not None:
@@ -70,13 +128,15 @@ def quantized_weight(rt, weight, quantizers, code, train):
     rows = experts.Rows.of_weight(weight.data_ptr(), count, *shape)
     if not quantizers.keeps_weight:
         return quantized(rt, rows, quantizer, code, train)
-    memory = rt.empty([2 * _bytes(shape, quantizer) + 4 * count], paddle.uint8)
+    memory = rt.empty([2 * _bytes(shape, quantizer, count) + 4 * count], paddle.uint8)
     quantizers.cached_weight = memory
-    return _kept(rt, memory, shape, quantizer, count).fill(rt, rows, code)
+    return _kept(rt, memory, shape, quantizer, count).fill_rows(rt, rows, code)
 
 
 def _kept(rt, memory, shape, quantizer, count):
-    """The Operand in the memory of both copies and, behind them, the scales."""
+    """The operand in the memory of both copies and, behind them, the scales."""
     pieces = Pieces(memory)
-    matrix = MATRICES[quantizer.kind](rt, shape, quantizer, pieces, pieces)
-    return Operand(matrix, pieces.take(4 * count), memory)
+    operand = _operand(rt, shape, quantizer, pieces, pieces, count, 0, memory)
+    if isinstance(operand, Operand):
+        operand.scale_inv = pieces.take(4 * count)
+    return operand

@@ -17,6 +17,7 @@ from tests.moe_te_cases import (
     HIDDEN,
     RECIPES,
     SIZES,
+    SIZES_OF,
     TOKENS,
     check,
     check_fp8,
@@ -135,19 +136,18 @@ def test_grouped_linear(seed):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_grouped_linear_in_fp8(recipe, seed):
     """As backend paddle emulates it, whose numbers are rounded to bfloat16 in fewer places."""
-    generator, counts, found = np.random.default_rng(seed), [0, 32, 16, 0], []
-    weight, value, dy = (
-        truncated(generator.standard_normal(shape).astype("float32")) for shape in ([4, 48, 16], [48, 16], [48, 48])
-    )
+    generator, found, one = np.random.default_rng(seed), [], 128 if recipe == "block" else 16
+    counts, shapes = [0, 2 * one, one, 0], ([4, 3 * one, one], [3 * one, one], [3 * one, 3 * one])
+    weight, value, dy = (truncated(generator.standard_normal(shape).astype("float32")) for shape in shapes)
     for backend, dtype in (("paddle", "float32"), ("transformer_engine", "bfloat16")):
-        layer = GroupedLinear(4, 16, 48, params_dtype=dtype, backend=backend)
+        layer = GroupedLinear(4, one, 3 * one, params_dtype=dtype, backend=backend)
         layer.weight.set_value(paddle.to_tensor(weight).astype(dtype))
         x = paddle.to_tensor(value).astype(dtype).detach()
         x.stop_gradient = False
         with fp8.fp8_autocast(True, RECIPES[recipe]):
             y = layer(x, counts)
-            with pytest.raises(ValueError, match=r"multiple of 16, not \[8, 24, 16, 0\]"):
-                layer(x, [8, 24, 16, 0])
+            with pytest.raises(ValueError, match=rf"multiple of {one}, not \[8, "):
+                layer(x, [8, 3 * one - 8, 0, 0])
         y.backward(paddle.to_tensor(dy).astype(dtype))
         found.append([tensor.astype("float32").numpy() for tensor in (y, x.grad, layer.weight.grad)])
     for a, b in zip(*found, strict=True):
@@ -166,18 +166,24 @@ def test_a_cublas_without_grouped_gemms_is_refused(version, monkeypatch):
         MoELayer(MoEConfig(**SIZES))
 
 
-FP8_KINDS = [kind for kind in CONFIGS if "losses" not in kind]
+BLOCK_KINDS = "mixtral", "deepseek", "capacity", "bias_shared"  # whose sizes are greater, and whose tests are slower
+FP8_KINDS = [
+    (kind, recipe)
+    for recipe in RECIPES
+    for kind in CONFIGS
+    if "losses" not in kind and (recipe != "block" or kind in BLOCK_KINDS)
+]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind", FP8_KINDS)
+@pytest.mark.parametrize("kind, recipe", FP8_KINDS)
 def test_layers_in_fp8(kind, recipe):
-    check_fp8(kind, recipe, 37, empty=kind == "mixtral")
+    check_fp8(kind, recipe, empty=kind == "mixtral")
 
 
-def test_kept_weights_are_the_same():
+@pytest.mark.parametrize("recipe", ["current", "block"])
+def test_kept_weights_are_the_same(recipe):
     """In a step's later micro-batches the GEMMs read the copies that the first has kept."""
-    config = MoEConfig(**SIZES, params_dtype="bfloat16")
+    config = MoEConfig(**SIZES_OF.get(recipe, SIZES), params_dtype="bfloat16")
     values, found = draw(MoELayer(config), 37), []
     for first, later in ((None, None), (True, False)):
         layer = MoELayer(config)
@@ -186,7 +192,7 @@ def test_kept_weights_are_the_same():
         for is_first in (first, later):
             x = paddle.to_tensor(values["x"]).astype("bfloat16").detach()
             x.stop_gradient = False
-            with fp8.fp8_autocast(True, RECIPES["current"]), fp8.microbatch(is_first):
+            with fp8.fp8_autocast(True, RECIPES[recipe]), fp8.microbatch(is_first):
                 y = layer(x)
                 y.backward(paddle.to_tensor(values["dy"]).astype("bfloat16"))
         tensors = y, x.grad, layer.experts.fc1_weight.grad, layer.experts.fc2_weight.grad
@@ -224,17 +230,15 @@ def test_other_gpus_are_refused(capability, monkeypatch):
         MoELayer(MoEConfig(**SIZES))
 
 
-def test_block_scaling_is_refused():
-    layer = MoELayer(MoEConfig(**SIZES, params_dtype="bfloat16"))
-    with fp8.fp8_autocast(True, fp8.Float8BlockScaling()), pytest.raises(ValueError, match="no experts with it"):
-        layer(paddle.randn([TOKENS, HIDDEN]).astype("bfloat16"))
-
-
-def test_fp8_on_an_older_cublas_is_refused(monkeypatch):
-    monkeypatch.setattr(te_experts, "cublas_version", lambda: (13, 4))
-    layer = MoELayer(MoEConfig(**SIZES, params_dtype="bfloat16"))
-    with fp8.fp8_autocast(), pytest.raises(BackendUnavailable, match="cuBLAS 13.5, not 13.4"):
-        layer(paddle.randn([TOKENS, HIDDEN]).astype("bfloat16"))
+@pytest.mark.parametrize("recipe, version, words", [
+    ("current", (13, 4), "fp8 need cuBLAS 13.5, not 13.4"),
+    ("block", (13, 5), "fp8 with block scaling need cuBLAS 13.6, not 13.5"),
+])  # fmt: skip
+def test_fp8_on_an_older_cublas_is_refused(recipe, version, words, monkeypatch):
+    monkeypatch.setattr(te_experts, "cublas_version", lambda: version)
+    layer = MoELayer(MoEConfig(**SIZES_OF.get(recipe, SIZES), params_dtype="bfloat16"))
+    with fp8.fp8_autocast(True, RECIPES[recipe]), pytest.raises(BackendUnavailable, match=words):
+        layer(paddle.randn([TOKENS, layer.config.hidden_size]).astype("bfloat16"))
 
 
 def test_sizes_that_kernels_cannot_read_are_refused():

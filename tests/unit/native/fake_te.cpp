@@ -273,6 +273,9 @@ EXPORT void nvte_grouped_gemm(T a, int ta, T b, int tb, T c, T d, T alpha, T bet
                               T stream) {
   record("nvte_grouped_gemm", a, ta, b, tb, c, d, alpha, beta, setup, ws, attributes(config), number(stream));
 }
+EXPORT void nvte_group_quantize(T input, T output, void* config, T stream) {
+  record("nvte_group_quantize", input, output, attributes(config), number(stream));
+}
 EXPORT void nvte_scaled_swiglu(T a, T b, T c, int64_t interleave, T stream) {
   record("nvte_scaled_swiglu", a, b, c, int(interleave), number(stream));
 }

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_te.native import DType, TransformerEngineError, casts, experts
+from paddle_te.native import DType, ScalingMode, TransformerEngineError, casts, experts
 from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
 from tests.unit.native.cuda_on_cpu import OnCPU
 
@@ -64,6 +64,33 @@ def test_grouped_gemm_in_fp8(fake):
     dx = fake.te.Tensor(3, shapes[1], BF16)
     fake.te.grouped_gemm(transposed, d, dx, False, False, EXPERTS, *given[:-2], 0x100, 0)
     assert fake.calls()[0][1] == shown(0, shapes[0], 0, E4M3, 9, 0x100)
+
+
+BLOCK_MODES = {ScalingMode.BLOCK_SCALING_1D: (384, 384), ScalingMode.BLOCK_SCALING_2D: (3 * 4, 3 * 4)}
+
+
+@pytest.mark.parametrize("mode", BLOCK_MODES)
+def test_grouped_tensors_with_block_scaling(fake, mode):
+    """Three matrices [128, 128], of which a ragged tensor's may have other rows; lines of 2D scales are filled up."""
+    ragged, shape = mode == ScalingMode.BLOCK_SCALING_1D, (384, 128)
+    x = fake.te.Tensor(0x1000, shape, BF16)
+    factors = dict(columnwise=0x3000, scale_inv=0x4000, columnwise_scale_inv=0x5000, scaling_mode=mode)
+    y = fake.te.Tensor(0x2000, shape, E4M3, **factors)
+    counts, offsets = (COUNTS, OFFSETS[0]) if ragged else (0, 0)
+    fake.te.quantize_grouped_blocks(x, y, EXPERTS, counts, offsets, True, 0.25, fake.stream)
+    want = shown(0x2000, shape, offsets, E4M3, 0x3000) | {"mode": int(mode)}
+    of_data, of_transpose = BLOCK_MODES[mode]
+    scales = {"4": [0x4000, int(F32), [of_data]], "5": [0x5000, int(F32), [of_transpose]]}
+    assert fake.calls() == [
+        ["nvte_group_quantize", shown(0x1000, shape, offsets), want | scales, {"0": 1, "1": 0.25}, STREAM]
+    ]
+    slot = lambda number: number << 48  # noqa: E731
+    addresses = {name: slot(i + 3) for i, name in enumerate(list(factors)[:3])}
+    moved = fake.te.Tensor(slot(2), shape, E4M3, **addresses, scaling_mode=mode)
+    places = (slot(6), slot(7)) if ragged else (0, 0)
+    call = "quantize_grouped_blocks", (x, moved, EXPERTS, *places, True, 0.25, fake.stream)
+    fake.te.Sequence((moved,), (call,)).run([0, 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, COUNTS, OFFSETS[0]])
+    assert fake.calls()[0][2] == want | scales
 
 
 @pytest.mark.parametrize("kind", GEMMS)
@@ -191,7 +218,8 @@ def test_gather_and_combine(cpu, placed, seed):
     random = np.random.default_rng(seed + 2)
     x = random.standard_normal([sizes.tokens, 12]).astype("float32")
     y = np.full([sizes.rows, 12], np.nan, "float32")
-    experts.gather(cpu, cpu, x.ctypes.data, places, y.ctypes.data, sizes, 12, F32)
+    rows = experts.Rows(x.ctypes.data, places.token_of, 0, sizes.tokens, sizes.experts, sizes.rows, 12)
+    experts.gather(cpu, cpu, rows, y.ctypes.data, F32)
     assert (y == np.concatenate([x, np.zeros([1, 12], "float32")])[token_of]).all()
     rows = random.standard_normal(y.shape).astype("float32")
     out = np.full_like(x, np.nan)
