@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.job.doors import Door, Name
 from paddle_te.job.record import FINETUNE, PRETRAIN, Job
-from paddle_te.options.scripts import AGAIN
+from paddle_te.options.scripts import AGAIN, BOUNDS
 
 # PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same
 LINES = {
@@ -23,6 +23,7 @@ LINES = {
     "zero_padding": "packing",
     "greedy_zero_padding": "greedy_intokens",
 }
+FLEX = "flex_checkpoint"  # PaddleFormers' default format of checkpoints
 RECIPE = Door(
     mark="",
     between=": ",
@@ -31,12 +32,16 @@ RECIPE = Door(
 )
 
 
-def job_of_recipe(recipe: Mapping[str, object], world: int = 1, model: ModelSpec | None = None) -> Job:
-    """The Job of a recipe, {line: value}. world: processes."""
+def job_of_recipe(recipe: Mapping[str, object], world: int = 1, **known: Any) -> Job:
+    """Return the Job of a recipe, {line: value}.
+
+    world: processes. known: what no line says. Raises ValueError for a stage of sharding that there is not.
+    """
     flags = {flag: recipe[line] for flag, line in LINES.items() if recipe.get(line) is not None}
     # PaddleFormers' "selective" is a granularity of parts only; min_lr is another name of its own
     granularity = recipe.get("recompute_granularity")
     flags |= {
+        "sharding": recipe.get("sharding", "stage1") or "",  # PaddleFormers' default
         "lora": recipe.get("fine_tuning") == "lora",
         "bf16": recipe.get("compute_type") == "bf16" or bool(recipe.get("bf16")),
         "recompute": granularity == "full",
@@ -47,8 +52,11 @@ def job_of_recipe(recipe: Mapping[str, object], world: int = 1, model: ModelSpec
     if isinstance(reports := recipe.get("report_to"), str):
         flags["report_to"] = tuple(reports.split())
     every = {name: value for name, value in {**recipe, **flags}.items() if value is not None}
+    if fault := BOUNDS["sharding"].fault(flags["sharding"]):
+        raise ValueError(f"sharding: {flags['sharding']!r}: it must be {fault}")
     script = FINETUNE if recipe.get("stage") == "SFT" else PRETRAIN
-    return Job.of(every, script=script, host=PADDLEFORMERS, world=world, model=model)
+    flex = (recipe.get("load_checkpoint_format") or FLEX) == FLEX
+    return Job.of(every, script=script, host=PADDLEFORMERS, world=world, loads_flex=flex, **known)
 
 
 # Options of our layers that PaddleFormers has itself, under the same name, and passes on

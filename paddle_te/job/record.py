@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from paddle_te.configs.spec import ModelSpec
-from paddle_te.host import PADDLENLP
+from paddle_te.host import HOSTS, PADDLEFORMERS, PADDLENLP
 from paddle_te.options.option import options_of
 from paddle_te.options.scripts import (
     AGAIN,
@@ -43,7 +43,9 @@ class Job(
     script: PRETRAIN or FINETUNE. host: the library of the model and its Trainer. world: processes, one a device. model:
     what config.json says; None where nobody has read it, and then no rule asks. elsewhere: the run is for another
     machine, so that what is installed here says nothing. A flag that has no default has one here that says nothing, and
-    a degree that is not given is 1.
+    a degree that is not given is 1. positions_elsewhere,
+    loads_flex: of a recipe of PaddleFormers, whether its configuration has angles that are not rope_theta's only, and
+    whether checkpoints are in its default format.
     """
 
     script: str = PRETRAIN
@@ -51,6 +53,8 @@ class Job(
     world: int = 1
     model: ModelSpec | None = None
     elsewhere: bool = False
+    positions_elsewhere: bool = False
+    loads_flex: bool = True
     model_name_or_path: str = ""
     output_dir: str = ""
     tensor_parallel_degree: int = 1
@@ -304,13 +308,21 @@ class Job(
 
     @property
     def keeps_main_gradients(self) -> bool:
-        """Whether the launcher asks for float32 main gradients: for 16-bit weights over several devices of nvgpu.
+        """Whether the launcher asks for float32 main gradients: for 16-bit weights over several devices of nvgpu or in
+        PaddleFormers.
 
-        Paddle clips no bf16 gradients of parallel models there, unless the optimizer is ours. An update in backward
-        uses each gradient at once and keeps none.
+        PaddleFormers needs them to shard the optimizer and to clip gradients. On nvgpu Paddle clips no bf16 gradients
+        of parallel models, unless the optimizer is ours. An update in backward uses each gradient at once and keeps
+        none.
         """
-        half = self.place == "nvgpu" and self.model_dtype != "float32"
+        needed = self.place == "nvgpu" or self.host == PADDLEFORMERS
+        half = needed and self.model_dtype != "float32"
         return half and self.world > 1 and self.optimizer_in_backward == "off"
+
+    @property
+    def library(self) -> str:
+        """What the host is called."""
+        return HOSTS[self.host]
 
     @property
     def family(self) -> str:

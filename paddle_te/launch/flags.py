@@ -36,7 +36,7 @@ def common(options: Iterable[Option], args: argparse.Namespace, device: str, wor
         "recompute": int(args.recompute != "none"),
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
     }
-    asked = _job_of(args, flags, world=world)
+    asked = _job_of(args, flags, world=world, host=args.HOST)
     return flags | {"amp_master_grad": 1 if asked.keeps_main_gradients else None}
 
 

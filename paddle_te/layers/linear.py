@@ -355,7 +355,7 @@ class LayerNormMLP(_BehindNorm):
         super().__init__(replace(settings, normalization=settings.norm_before), hidden_size, settings.eps)
         self.post_norm = norm_of(settings.norm_after(hidden_size, settings.eps), settings.normalization)
         self.dropout_in_training, self.activation = settings.hidden_dropout, settings.activation
-        self.chunk_tokens, self.recompute = settings.mlp_chunk_tokens, settings.mlp_again
+        self.chunk_tokens, self.recompute = settings.chunk_tokens, settings.mlp_again
         ffn = local_size(settings.ffn_hidden_size, self.tp, "ffn_hidden_size")
         fc1_rows = FC1_WIDTHS[self.activation] * ffn
         self.fp8_input_store = settings.input_store(ffn)

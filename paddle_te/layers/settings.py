@@ -231,6 +231,11 @@ class MLPOptions(HalfOptions):
                 )
 
     @property
+    def chunk_tokens(self) -> int:
+        """Tokens that the MLP's GEMMs take at a time; 0: all."""
+        return self.mlp_chunk_tokens
+
+    @property
     def mlp_again(self) -> str | None:
         """What backward computes again: "mlp", all that the second GEMM needs, "mlp_act", the activation, or None."""
         return next((name for name in ("mlp", "mlp_act") if name in self.recompute_modules), None)

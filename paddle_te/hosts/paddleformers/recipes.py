@@ -14,14 +14,13 @@ from paddleformers.transformers.llama import modeling
 from paddle_te import upstream
 from paddle_te.hosts.paddleformers import corpora, launched
 from paddle_te.hosts.paddleformers.criterion import mean_of_counted
-from paddle_te.hosts.paddleformers.layouts import check_layout
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.trainer import OurTrainer, TETrainer
 from paddle_te.hosts.paddleformers.weights import read_config
 from paddle_te.job import check
-from paddle_te.job.paddleformers import ITS_OWN, RECIPE, job_of_recipe
+from paddle_te.job.paddleformers import FLEX, ITS_OWN, RECIPE, job_of_recipe
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
 # Options of our layers that a recipe may hold and that do not reach its configurations without us
@@ -45,8 +44,8 @@ REPAIRS = (
 # What a recipe may say with our layers: the values, and what to do about another one
 _ONLY = {
     "stage": (("PT", "SFT"), "use backend none for this stage"),
-    "save_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
-    "load_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
+    "save_checkpoint_format": ((FLEX,), "leave it out, as others have no Hugging Face names"),
+    "load_checkpoint_format": ((FLEX,), "leave it out, as others have no Hugging Face names"),
 }
 
 
@@ -55,8 +54,9 @@ def check_recipe(recipe, world=1):
     for a model of another family. world: processes."""
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
-    check(job_of_recipe(recipe, world), RECIPE)
     read_config(recipe["model_name_or_path"])
+    elsewhere = _has_positions_elsewhere(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
+    check(job_of_recipe(recipe, world, positions_elsewhere=elsewhere), RECIPE)
     if layers.transformer_engine_backend != "none":
         for name, (values, remedy) in _ONLY.items():
             if recipe.get(name) not in (None, *values):
@@ -68,11 +68,16 @@ def check_recipe(recipe, world=1):
 
 
 def check_training(recipe):
-    """Raises ValueError as `check_recipe`, for a damaged corpus, and for a layout that PaddleFormers does not have with
-    as many processes as were started."""
+    """Raises ValueError as `check_recipe` with as many processes as were started, and for a damaged corpus."""
     check_recipe(recipe, dist.get_world_size())
     corpora.check_corpora(recipe)
-    check_layout(recipe, dist.get_world_size())
+
+
+def _has_positions_elsewhere(config):
+    """Whether a Llama's angles are others than those of config.rope_theta."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaled = rope.get("rope_type", "default") != "default" or rope.get("rope_theta") != config.rope_theta
+    return config.model_type == "llama" and scaled
 
 
 def train(recipe):

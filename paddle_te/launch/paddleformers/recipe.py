@@ -94,7 +94,7 @@ _NOT_THERE = ("nsys_profile", "PROFILER", "OVERLAP")
 def check_arguments(job: JobModule, args: argparse.Namespace, device: str, nodes: Nodes) -> None:
     """Raise LaunchError for what the launcher's arguments ask for and PaddleFormers does not have.
 
-    Parallel degrees are not looked at: hosts/paddleformers says which ones it has.
+    Parallel degrees are not looked at: job.rules says which ones it has.
     """
     options = {option.name: option for option in (*job.ARGUMENTS, *launcher.VARIABLES, *job.VARIABLES)}
     for name in filter(options.get, _NOT_THERE):
@@ -107,11 +107,6 @@ def check_arguments(job: JobModule, args: argparse.Namespace, device: str, nodes
         raise LaunchError(f"NNODES={nodes.count}: with PaddleFormers the launcher has one node; use HOST=paddlenlp")
     if device == "cpu" and args.GA > 1:
         raise LaunchError(f"GA={args.GA}: PaddleFormers fails with GA above 1 on DEVICE=cpu; use 1, or DEVICE=nvgpu")
-    if args.FSDP > 1 and (args.precision == "fp32" or device == "cpu"):
-        raise LaunchError(
-            f"FSDP={args.FSDP}: PaddleFormers shards the optimizer in bf16 with float32 main gradients only; use "
-            "precision bf16 or fp8 on a GPU (or nvgpu), or FSDP=1"
-        )
     if args.recompute == "core_attn" and args.backend == "none":
         raise LaunchError("recompute=core_attn: PaddleFormers' own layers have full; or use backend te or pd")
 
@@ -190,7 +185,7 @@ def _precision(args: argparse.Namespace, given: dict[str, Any], device: str) -> 
     return {
         "compute_type": "bf16" if half else "float32",
         "fp16_opt_level": "O2" if half else None,
-        "amp_master_grad": half and (given.get("amp_master_grad", False) or args.FSDP > 1),
+        "amp_master_grad": half and given.get("amp_master_grad", False),
     }
 
 

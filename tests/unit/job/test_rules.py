@@ -142,9 +142,26 @@ def test_a_recipes_lines_have_their_names():
         ),
         (te | dict(fine_tuning="lora", mlp_chunk_tokens=64), "mlp_chunk_tokens: 64 with fine_tuning=lora: layers with"),
         (te | dict(sep_parallel_size=2, max_seq_len=64), "sep_parallel_size=2: PaddleFormers' Llama has no attention"),
+        (dict(), "sharding: stage1: PaddleFormers shards the optimizer with float32 main gradients only"),
+        (dict(sharding="", tensor_model_parallel_size=2), "max_grad_norm: 1: PaddleFormers clips gradients under"),
+        (dict(tensor_model_parallel_size=4), "tensor_model_parallel_size=4 x pipeline_model_parallel_size=1 x"),
     ):
         with pytest.raises(JobError, match=f"^{re.escape(said)}"):
             check(job_of_recipe(recipe, world=2), RECIPE)
+
+
+def test_a_recipe_shards_over_all_ranks_unless_told_not_to():
+    degrees = [
+        (1, dict(sharding="stage2"), (1, 1)),
+        (8, dict(tensor_model_parallel_size=2, pipeline_model_parallel_size=2), (2, 1)),
+        (8, dict(tensor_model_parallel_size=2, sharding=""), (1, 4)),
+        (8, dict(sharding_parallel_size=2), (2, 4)),
+    ]
+    for world, recipe, expected in degrees:
+        job = job_of_recipe(recipe, world)
+        assert (job.sharding_ranks, job.replicas) == expected
+    with pytest.raises(ValueError, match="^sharding: 'stage4': it must be"):
+        job_of_recipe(dict(sharding="stage4"))
 
 
 def refused(text):
