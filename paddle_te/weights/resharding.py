@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from paddle_te.weights.contents import TRAINER_STATE
-from paddle_te.weights.folder import Checkpoint, open_checkpoint
+from paddle_te.weights.folder import Checkpoint
 from paddle_te.weights.layout import Layout
-from paddle_te.weights.optimizer import is_unified, open_optimizer, shard_files
+from paddle_te.weights.opened import opened
+from paddle_te.weights.optimizer import is_unified, shard_files
 from paddle_te.weights.output_files import check_degrees
 from paddle_te.weights.tensors import CheckpointError
 
@@ -54,7 +55,7 @@ def check_reshardable(
     check_degrees(checkpoint, layout or checkpoint.layout, degrees.tensor_parallel, degrees.pipeline_parallel, virtual)
     if not with_optimizer:
         return
-    open_optimizer(checkpoint)
+    opened(checkpoint.folder).optimizer  # noqa: B018 (whose files are compared as it is made)
     for name in (TRAINER_STATE, "scheduler.pdparams"):
         if not (checkpoint.folder / name).is_file():
             raise CheckpointError(f"{checkpoint.folder / name}: missing; training cannot go on from where it was")
@@ -67,7 +68,7 @@ def why_not_resumable(folder: str | Path, degrees: Degrees, virtual: int = 1) ->
     compare the run's model, precision and backend with the checkpoint's.
     """
     try:
-        check_reshardable(open_checkpoint(folder), degrees, virtual)
+        check_reshardable(opened(folder).checkpoint, degrees, virtual)
     except (CheckpointError, OSError) as error:
         return str(error)
     return None

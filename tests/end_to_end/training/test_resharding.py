@@ -7,9 +7,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.hosts.paddlenlp.training.resharding import Share, check_resumable, open_share
+from paddle_te.hosts.paddlenlp.training.resharding import Share, broken_state, check_resumable, open_share
 from paddle_te.optimizer.holding import Held, held_by
-from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights import CheckpointError, convert, opened
 from paddle_te.weights.layout import te_layout
 from tests.unit.weights.models import Model
 from tests.unit.weights.test_optimizer import save_trained
@@ -63,6 +63,22 @@ def test_another_layout_of_weights_and_a_unified_checkpoint_are_read_here(saved,
     convert(saved[1], tmp_path / "unified", "reshard", with_optimizer=True, progress=False)
     for unified in (False, True):
         assert open_share(tmp_path / "unified", arguments(unified_checkpoint=unified)) is not None
+
+
+def test_a_checkpoint_is_opened_once_to_resume(saved, monkeypatch):
+    """To judge whether it is whole, whether this run can go on from it, and to read each rank's share."""
+    calls = []
+    for name in ("open_checkpoint", "open_optimizer"):
+        plain = getattr(opened, name)
+        monkeypatch.setattr(opened, name, lambda *a, plain=plain, name=name: calls.append(name) or plain(*a))
+    args = arguments(tensor_parallel_degree=2, world_size=2)
+    assert broken_state(saved[1], args) == []
+    check_resumable(saved[1], args)
+    share = open_share(saved[1], args, te_layout())
+    assert share is opened.opened(saved[1]).checkpoint and opened.opened(saved[1]).optimizer
+    assert calls == ["open_checkpoint", "open_optimizer"]
+    (saved[1] / "trainer_state.json").write_text("{}")
+    assert opened.opened(saved[1]).checkpoint is not share, "a file has changed"
 
 
 def test_refusals(saved):

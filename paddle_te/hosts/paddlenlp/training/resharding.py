@@ -26,9 +26,10 @@ from paddle_te.optimizer.holding import held_by, layers_of
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.blocks import BLOCK, pack
-from paddle_te.weights.folder import Checkpoint, open_checkpoint, variant
+from paddle_te.weights.folder import Checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS, Layout
-from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, kept_how, open_optimizer
+from paddle_te.weights.opened import opened
+from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, kept_how
 from paddle_te.weights.resharding import check_reshardable, saved_degrees
 
 logger = logging.getLogger(__name__)
@@ -81,12 +82,12 @@ def open_share(folder: str | Path, args: HostArguments, layout: Layout | None = 
     folder = Path(folder)
     if _is_adapter(folder) or _is_paddlenlps_own(args):
         _check_own_files(folder, args)
-        if layout and not _is_adapter(folder) and open_checkpoint(folder).layout != layout:
+        if layout and not _is_adapter(folder) and opened(folder).checkpoint.layout != layout:
             raise CheckpointError(f"{folder}: the other backend's weights are translated with AdamW's state only")
         return None
     if args.unified_checkpoint and "".join(args.unified_checkpoint_config) and args.world_size > 1:
         return None  # it was saved without this or that, and PaddleNLP knows what stands in for it
-    checkpoint = open_checkpoint(folder)
+    checkpoint = opened(folder).checkpoint
     # stages 1 and 2, and stage 1 with and without split_param, divide differently, which files' names do not tell
     undivided = args.sharding_parallel_degree <= 1
     own = undivided and saved_degrees(checkpoint) == degrees_of(args) and layout in (None, checkpoint.layout)
@@ -102,7 +103,7 @@ def broken_state(folder: str | Path, args: HostArguments) -> list[str]:
     if not any(folder.glob("optimizer*")):
         return []  # `check_fits` tells what to do
     try:
-        open_optimizer(open_checkpoint(folder))
+        opened(folder).optimizer  # noqa: B018 (whose files are compared as it is made)
     except CheckpointError as error:
         return [str(error)]
     return []
@@ -203,7 +204,7 @@ class Share:
         state = {key: before[key] for key in ("LR_Scheduler",) if key in before}
         offloads = getattr(layers_of(optimizer)[-1], "host_states", None) is not None
         place = paddle.CPUPlace() if offloads else None
-        kinds = open_optimizer(self._checkpoint)
+        kinds = opened(self._checkpoint.folder).optimizer
         for kind in MOMENTS + POWERS:
             for name, array in self._read(kinds[kind], mine, kind in POWERS):
                 key = f"{called[name]}_{kind}"

@@ -21,7 +21,7 @@ from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError
 from paddle_te.weights.contents import read_state
-from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.opened import opened
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _model_in(checkpoint: Path) -> dict[str, Any]:
     """Return what config.json and weights of an older or converted checkpoint tell of the model; {} of an adapter."""
     if not (checkpoint / "config.json").is_file() or any(checkpoint.glob("lora_*")):
         return {}
-    layout = open_checkpoint(checkpoint).layout
+    layout = opened(checkpoint).checkpoint.layout
     weights = "Transformer Engine's" if layout.kind == "te" else identity.native_weights(layout)
     return identity.model_values(read_config(checkpoint)) | {"weights": weights}
 
