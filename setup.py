@@ -99,7 +99,7 @@ SHIM_EXPORTS = "paddle_te/native/shim.map"
 
 setup(
     name="paddle_te",
-    version="0.1.0",
+    version="0.2.0",
     description="Transformer Engine for PaddlePaddle, PaddleNLP and PaddleFormers: one switch chooses decoder layers",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -1,3 +1,3 @@
 """NVIDIA Transformer Engine for PaddlePaddle and PaddleNLP."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
