@@ -571,9 +571,9 @@ class _Turn:
         self.interleaved, self.over_all, self.norms = interleaved, over_all, norms
 
     def read(self, widths):
-        """d, of a parameter that tells how many of these numbers are turned, too."""
-        self.width = widths >> 32
-        return widths & 0xFFFFFFFF
+        """d, of a parameter that tells how many of these numbers are turned, too, and by what they are multiplied."""
+        self.width, self.factor = widths >> 16 & 0xFFFF, np.uint32(widths >> 32).view(np.float32)
+        return widths & 0xFFFF
 
     def __call__(self, values, angles, s, sign):
         if not angles:
@@ -581,7 +581,7 @@ class _Turn:
         tokens, pairs = values.shape[0], np.arange(self.width)
         angles = np.tile(at(angles, (s, self.width), np.float32)[:, : self.width // 2], (tokens // s, 1))[:, None]
         first, second = pairs.reshape(-1, 2).T if self.interleaved else pairs.reshape(2, -1)
-        cos, sin, out = np.cos(angles), sign * np.sin(angles), values.copy()
+        cos, sin, out = self.factor * np.cos(angles), self.factor * sign * np.sin(angles), values.copy()
         out[..., first] = values[..., first] * cos - values[..., second] * sin
         out[..., second] = values[..., second] * cos + values[..., first] * sin
         return out

@@ -53,7 +53,7 @@ TRANSFORMERS = {
     "qk_norm_over_all": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all", norms="after"),
     "rotation_of_a_part": dict(),
     "rotation_interleaved": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True, rotary_pos_interleaved=True),
-    "rotation_interleaved_of_a_part": dict(rotary_pos_interleaved=True),
+    "rotation_interleaved_of_a_part": dict(rotary_pos_interleaved=True, rotary_factor=1.25),
     "qk_norm_after_rope": dict(qk_norm_type="RMSNorm", qk_norm_eps=1e-3),
     "norms_after": dict(norms="after"),
     "norms_before_and_after": dict(norms="both", zero_centered_gamma=True, activation="geglu"),

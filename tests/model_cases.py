@@ -11,6 +11,8 @@ SIZES = dict(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=64,
 )  # fmt: skip
+GEMMA = dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=24)
+LONG = dict(type="longrope", short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0])
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 # a name: what its config.json says in transformers' words, beside SIZES
 MODELS = {
@@ -50,6 +52,22 @@ MODELS = {
         intermediate_size=32,
         router_aux_loss_coef=0.0,
     ),
+    # as Phi-4-mini: it goes from one list of factors to the other while it generates
+    "phi3-long": dict(
+        model_type="phi3",
+        pad_token_id=0,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=24,
+        rope_scaling=LONG,
+        tie_word_embeddings=True,
+    ),
+    "gemma2": dict(model_type="gemma2", attn_logit_softcapping=4.0, final_logit_softcapping=3.0) | GEMMA,
+    "gemma3": dict(
+        model_type="gemma3_text",
+        sliding_window_pattern=2,
+        rope_scaling=dict(rope_type="linear", factor=8.0),
+    )
+    | GEMMA,
     "qwen3-tied": dict(model_type="qwen3", head_dim=8, tie_word_embeddings=True, rope_scaling=YARN),
 }
 LENGTH, PROMPT, NEW = 40, 7, 32
@@ -60,10 +78,13 @@ def config(name):
     return SIZES | MODELS[name]
 
 
-def weight(name, shape, seed):
+def weight(model, name, shape, seed):
     """float32 of the weight of that name in transformers' model; large enough that tokens differ."""
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
-    return 1 + 0.1 * values if "norm" in name and not name.endswith("bias") else 0.15 * values
+    if "norm" in name and not name.endswith("bias"):
+        return ("gemma" not in model or "post" in name) + 0.1 * values  # Gemma multiplies by 1 + weight
+    scaled = "gemma" in model and "embed" in name  # else a token would say itself again
+    return (0.05 if scaled else 0.15) * values
 
 
 def tokens(seed):

@@ -1,7 +1,7 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
 Each is a folder with PaddleNLP's config.json. The hyper-parameters are those that are published with the weights
-(https://huggingface.co/meta-llama, Qwen, deepseek-ai, mistralai), the names those of PaddleNLP's tokenizers. `gpt-…`
+(https://huggingface.co/meta-llama, Qwen, google, microsoft, deepseek-ai, mistralai), the names those of PaddleNLP's tokenizers. `gpt-…`
 have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's NeMo, heads of 64 or 128 numbers;
 `llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the
 quickstart.
@@ -41,7 +41,9 @@ MODEL_VALUES = (
     "model_type num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size "
     "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings sliding_window "
     "hidden_activation num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
-    "shared_expert_intermediate_size decoder_sparse_step mlp_only_layers"
+    "shared_expert_intermediate_size decoder_sparse_step mlp_only_layers partial_rotary_factor "
+    "original_max_position_embeddings rope_local_base_freq sliding_window_pattern layer_types query_pre_attn_scalar "
+    "attn_logit_softcapping final_logit_softcapping"
 ).split()
 
 

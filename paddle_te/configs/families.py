@@ -24,7 +24,10 @@ class Family:
     tied: the head is always the embedding; else config.json says it.
     names: what PaddleNLP and transformers call its weights (`weights.names`).
     hf_model_type, hf_architecture: transformers' words, where they are not PaddleNLP's.
-    window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
+    window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all. Where
+    config.json has a sliding_window_pattern, every so manieth layer sees all.
+    zero_centered: norms multiply by 1 + weight. scaled: embedded tokens are multiplied by √hidden_size.
+    part_of: the model_type of folders whose `text_config` says all this, beside what sees pictures.
     """
 
     model_type: str
@@ -41,6 +44,9 @@ class Family:
     hf_model_type: str | None = None
     hf_architecture: str | None = None
     window: bool = False
+    zero_centered: bool = False
+    scaled: bool = False
+    part_of: str | None = None
 
     @property
     def architecture(self) -> str:
@@ -67,6 +73,9 @@ MIXTRAL = Family("mixtral", "Mixtral", names="mixtral", window=True)
 QWEN2_MOE = Family("qwen2_moe", "Qwen2Moe", biases="qkv", names="shared_experts")
 QWEN3_MOE = Family("qwen3_moe", "Qwen3Moe", qk_norm="head", names="experts")
 OLMOE = Family("olmoe", "Olmoe", qk_norm="all", names="experts")
+_GEMMA: Any = dict(names="gemma", norms="both", window=True, zero_centered=True, scaled=True)
+GEMMA2 = Family("gemma2", "Gemma2", **_GEMMA)
+GEMMA3 = Family("gemma3_text", "Gemma3", qk_norm="head", part_of="gemma3", **_GEMMA)
 GPT = Family(
     "gpt",
     "GPT",
@@ -79,7 +88,7 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
-_ALL = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, MISTRAL, GPT, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
+_ALL = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, MISTRAL, GPT, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
 FAMILIES = {family.model_type: family for family in _ALL}
 
 

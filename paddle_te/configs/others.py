@@ -24,15 +24,15 @@ typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repe
 num_labels num_choices classifier_dropout max_window_layers pretraining_tp forced_bos_token_id forced_eos_token_id
 sep_token_id decoder_start_token_id cross_attention_hidden_size n_ctx type_vocab_size eol_token_id num_partitions
 unk_token_id tensor_parallel_degree tensor_parallel_rank pipeline_parallel_degree virtual_pp_degree
-pp_recompute_interval sep_parallel_degree context_parallel_degree summary_first_dropout
+pp_recompute_interval sep_parallel_degree context_parallel_degree summary_first_dropout _sliding_window_pattern
 """
 _TEXTS = """
 finetuning_task tokenizer_class prefix problem_type _name_or_path name_or_path transformers_version paddlenlp_version
 paddleformers_version summary_type summary_activation recompute_granularity refined_recompute _commit_hash
 attn_implementation _attn_implementation long_sequence_strategy_type long_sequence_strategy_name unsloth_version
-bos_token eos_token pad_token unk_token torch_version
+bos_token eos_token pad_token unk_token torch_version cache_implementation
 """
-_OBJECTS = "id2label label2id task_specific_params long_sequence_init_args dpo_config paddle_te_native_layout"
+_OBJECTS = "auto_map id2label label2id task_specific_params long_sequence_init_args dpo_config paddle_te_native_layout"
 _LISTS = """
 bad_words_ids suppress_tokens begin_suppress_tokens exponential_decay_length_penalty no_recompute_layers
 """
@@ -71,6 +71,10 @@ CHANGING: dict[str, tuple[object, ...]] = {
     "use_qkv_bias": (False,),
     "lm_head_bias": (False,),
     "sliding_window": (),
+    "sliding_window_pattern": (),
+    "use_bidirectional_attention": (False,),
+    "interpolate_factor": (1,),
+    "full_attn_mod": (1,),
     "use_sliding_window": (False,),
     "attention_chunk_size": (),
     "partial_rotary_factor": (1.0,),

@@ -41,7 +41,7 @@ def page() -> str:
         ),
         *(_section(FAMILIES[name].title, _model_types(FAMILIES[name]), record) for name, record in SCHEMAS.items()),
         "## rope_scaling and rope_parameters",
-        "The kinds are `default`, `linear`, `dynamic`, `ntk`, `llama3` and `yarn`. PaddleNLP's rope_scaling_type says "
+        "The kinds are `default`, `linear`, `dynamic`, `ntk`, `llama3`, `yarn` and, of Phi3, `longrope`. PaddleNLP's rope_scaling_type says "
         "`linear`, `ntk` or `dynamic_ntk`, with rope_scaling_factor.",
         "\n".join(["| key | it must be |", "|---|---|", *map(_scaling_row, fields(Scaling))]),
         "## Other keys",
@@ -70,7 +70,8 @@ def _section(title: str, says: str, record: type, inherited: bool = False) -> st
 
 def _model_types(family: Family) -> str:
     theirs = f", in transformers' files `{family.hf_model_type}`" if family.hf_model_type else ""
-    return f"model_type is `{family.model_type}`{theirs}."
+    part = f", or that of `text_config` where the file's is `{family.part_of}`" if family.part_of else ""
+    return f"model_type is `{family.model_type}`{theirs}{part}."
 
 
 def _changing() -> list[str]:

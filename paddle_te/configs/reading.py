@@ -23,6 +23,9 @@ from paddle_te.options.removed import REMOVED
 from paddle_te.typed import NotAsDeclared, short
 
 MOST_BYTES = 4 * 2**20
+_TEXT = "text_config"
+# what a larger model's config.json says outside of its text_config of that part, too
+_OF_THE_WHOLE = ("transformers_version", "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 SIMILAR = 0.85  # from here on a name is another one's, mistyped
 NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -33,7 +36,7 @@ class ModelConfig:
 
     content: as the file says it. theirs: whether in transformers' words. record: the same, typed, in PaddleNLP's words;
     a value that is left out has the default of the library that wrote the file. unknown: the keys that nothing here
-    knows.
+    knows. part: the key of the file that holds the content, where it is that of a larger model.
     """
 
     source: str
@@ -42,6 +45,14 @@ class ModelConfig:
     theirs: bool
     record: Decoder
     unknown: tuple[str, ...] = ()
+    part: str | None = None
+
+    @property
+    def left_out(self) -> str | None:
+        """Say what of a larger model is left out; None for a language model's file."""
+        if self.part is None:
+            return None
+        return f"{self.source}: {self.part} is read, the language model; what sees pictures is left out"
 
 
 def read_file(path: str | Path) -> ModelConfig:
@@ -70,6 +81,7 @@ def model_config(content: object, source: str = "config.json") -> ModelConfig:
 
 
 def _model_config(content: dict[str, Any], source: str) -> ModelConfig:
+    content, part = text_part(content)
     family = _family(content)
     theirs = written_by_transformers(content)
     keys = keys_of(SCHEMAS[family.model_type])
@@ -79,7 +91,20 @@ def _model_config(content: dict[str, Any], source: str) -> ModelConfig:
     unknown = tuple(name for name in content if name not in known and not _is_known(name, content[name], known))
     record = _record(content, family, keys, theirs)
     _check_together(record, content, keys, theirs)
-    return ModelConfig(source, content, family, theirs, record, unknown)
+    return ModelConfig(source, content, family, theirs, record, unknown, part)
+
+
+def text_part(content: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return (what a config.json says of the language model, the key under which it does).
+
+    Of a model that sees pictures, too, that is its text_config; None: all of the file.
+    """
+    family = next((each for each in FAMILIES.values() if each.part_of == content.get("model_type")), None)
+    inside = content.get(_TEXT)
+    if family is None or family.part_of is None or not isinstance(inside, dict):
+        return content, None
+    outside = {name: content[name] for name in _OF_THE_WHOLE if name in content}
+    return outside | {"model_type": family.model_type} | inside, _TEXT
 
 
 def _family(content: dict[str, Any]) -> Family:
@@ -205,8 +230,23 @@ def _check_together(record: Decoder, content: dict[str, Any], keys: Mapping[str,
             f"{record.head_size} numbers, and rotation takes pairs: an even head_dim is needed"
         )
     if isinstance(record, Rotary):
-        scaling_of(content)
+        _check_long_factors(record, scaling_of(content), content.get("rope_parameters") or {})
+    if (types := getattr(record, "layer_types", None)) and len(types) != record.num_hidden_layers:
+        raise ConfigError(
+            f"layer_types: it names {len(types)} layers, and num_hidden_layers={record.num_hidden_layers}"
+        )
     _check_tokens(record, content, keys)
+
+
+def _check_long_factors(record: Decoder, scaling: dict[str, Any] | None, parameters: dict[str, Any]) -> None:
+    """Check that longrope has a factor for each pair of the numbers of a head that are turned."""
+    if not scaling or scaling["rope_type"] != "longrope":
+        return
+    fraction = parameters.get("partial_rotary_factor") or getattr(record, "partial_rotary_factor", None) or 1.0
+    pairs = int(record.head_size * fraction) // 2
+    for name in ("short_factor", "long_factor"):
+        if len(scaling[name]) != pairs:
+            raise ConfigError(f"rope_scaling.{name} has {len(scaling[name])} numbers; a head here turns {pairs} pairs")
 
 
 def _check_tokens(record: Decoder, content: dict[str, Any], keys: Mapping[str, Key]) -> None:
@@ -223,9 +263,14 @@ def _check_tokens(record: Decoder, content: dict[str, Any], keys: Mapping[str, K
                 )
 
 
-def unknown_keys(source: str, names: tuple[str, ...]) -> str:
-    """Return the line that a program says once of a ModelConfig's unknown keys."""
-    return f"{source}: nothing here knows {', '.join(map(short, names))}; the model is built without"
+def remarks(config: ModelConfig) -> list[str]:
+    """Return the lines that a program says once of a ModelConfig: what of the file is left out, and unknown keys."""
+    found = [config.left_out] if config.left_out else []
+    if config.unknown:
+        found.append(
+            f"{config.source}: nothing here knows {', '.join(map(short, config.unknown))}; the model is built without"
+        )
+    return found
 
 
 def check_computed(config: ModelConfig, backend: str | None = None) -> None:
@@ -236,6 +281,7 @@ def check_computed(config: ModelConfig, backend: str | None = None) -> None:
     try:
         if backend == "none" and config.family.model_type not in PADDLENLP:
             raise ConfigError(no_class(config.family.title))
+        _check_softcap(config, backend)
         for name, key in keys_of(type(config.record)).items():
             _check_only(config, name, key, backend)
         _check_head_dim(config)
@@ -256,6 +302,15 @@ def _check_only(config: ModelConfig, name: str, key: Key, backend: str | None) -
         remedy = "; use backend none, PaddleNLP's own layers"
     if possible and value not in possible:
         raise ConfigError(f"{word}={short(value)}: {whose} only {' or '.join(map(repr, possible))}{remedy}")
+
+
+def _check_softcap(config: ModelConfig, backend: str | None) -> None:
+    softcap = getattr(config.record, "attn_logit_softcapping", None)
+    if softcap and backend == "transformer_engine":
+        raise ConfigError(
+            f"attn_logit_softcapping={softcap}: Transformer Engine's attention has no soft cap of the scores; use "
+            "backend pd (paddle)"
+        )
 
 
 def _check_head_dim(config: ModelConfig) -> None:

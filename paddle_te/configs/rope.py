@@ -7,6 +7,8 @@ The kinds, and the formulas behind them in `paddle_te.layers.rotary`:
 - dynamic: θ grows with what a sequence has beyond max_position_embeddings; PaddleNLP's dynamic_ntk.
 - llama3: long wavelengths are slowed by `factor`.
 - yarn: as llama3, with another ramp, and attention is sharpened.
+- longrope: each frequency is divided by a number of its own, one in sequences up to the length of the first training,
+  another in longer ones, and attention is sharpened. Microsoft called it su once.
 
 Hugging Face has one dictionary, rope_scaling (in transformers 5 rope_parameters). PaddleNLP's Llama has the same for
 llama3 and rope_scaling_type with rope_scaling_factor for the first three. What PaddleNLP's own layers have not stands
@@ -29,6 +31,7 @@ _NEEDED = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
     "yarn": ("factor", _LENGTH),
+    "longrope": ("short_factor", "long_factor", _LENGTH),
 }
 _NO_FORMULA = (
     "rope_theta",
@@ -65,6 +68,12 @@ def theta_of(config: Config) -> float:
     return (get("rope_parameters") or {}).get("rope_theta") or get("rope_theta") or usual
 
 
+def _kinds(model_type: str | None) -> list[str]:
+    """Return those that a family may have: longrope only where config.json says the length of the first training."""
+    says_length = hasattr(SCHEMAS.get(model_type or "llama"), _LENGTH)
+    return [kind for kind in _NEEDED if kind != "longrope" or says_length]
+
+
 def _turns_parts(model_type: str | None) -> bool:
     return hasattr(SCHEMAS.get(model_type or "llama"), "partial_rotary_factor")
 
@@ -78,9 +87,13 @@ def _scaling(word: str, said: Mapping[str, Any], get: Callable[..., Any]) -> dic
         raise ConfigError(f"{word}: partial_rotary_factor={part!r}: whole heads are turned, so it can only be 1")
     if kind == "default":
         return None
+    kind, kinds = "longrope" if kind == "su" else kind, _kinds(get("model_type"))
     if kind == "yarn":
         scaling = _complete(scaling, get("max_position_embeddings"))
-    return {"rope_type": kind, **_checked(word, kind, scaling)}
+    if kind == "longrope":
+        default = getattr(SCHEMAS.get(get("model_type") or "llama"), _LENGTH, None)
+        scaling[_LENGTH] = get(_LENGTH) or scaling.get(_LENGTH) or default
+    return {"rope_type": kind, **_checked(word, kind, kinds, scaling)}
 
 
 def _reader(config: Config) -> Callable[..., Any]:
@@ -94,9 +107,9 @@ def _complete(scaling: dict[str, Any], max_position_embeddings: int | None) -> d
     return scaling | {"factor": factor, _LENGTH: length}
 
 
-def _checked(word: str, kind: str, scaling: dict[str, Any]) -> dict[str, Any]:
-    if kind not in _NEEDED:
-        raise ConfigError(f"{word}: rope type {kind!r} is not supported; it may be default, {', '.join(_NEEDED)}")
+def _checked(word: str, kind: str, kinds: list[str], scaling: dict[str, Any]) -> dict[str, Any]:
+    if kind not in kinds:
+        raise ConfigError(f"{word}: rope type {kind!r} is not supported; it may be default, {', '.join(kinds)}")
     missing = [key for key in _NEEDED[kind] if scaling.get(key) is None]
     if missing:
         raise ConfigError(f"{word} of type {kind} lacks {', '.join(missing)}")

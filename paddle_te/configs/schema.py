@@ -74,6 +74,7 @@ _LABEL = Bounds(-(2**31), 2**31 - 1)
 _SHARE = Bounds(above=0, most=1)
 _THETA = Bounds(above=0, most=10**12)
 _COEFFICIENT = Bounds(least=0, most=10**6)
+_TANH = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Scaling:
     beta_slow: float | None = field(default=None, metadata={"bounds": _FACTOR})
     mscale: float | None = field(default=None, metadata={"bounds": _FACTOR})
     mscale_all_dim: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    short_factor: list[float] | None = field(default=None, metadata={"bounds": _FACTOR})
+    long_factor: list[float] | None = field(default=None, metadata={"bounds": _FACTOR})
     partial_rotary_factor: float | None = field(default=None, metadata={"bounds": Bounds(above=0, most=1)})
     truncate: bool | None = field(default=None, metadata={"bounds": Bounds(among=(True,))})
     finetuned: bool | None = None  # says how the weights came to be
@@ -265,6 +268,50 @@ class Glm4(Rotary):
 
 
 @dataclass(frozen=True)
+class Gemma2(Rotary):
+    """config.json of model_type gemma2."""
+
+    vocab_size: int = count("rows of the embedding and of the head", VOCABULARY, "tokens", 256000)
+    hidden_size: int = count("width of a token between the layers", WIDTH, "numbers", 2304)
+    intermediate_size: int = count("width of the MLP", FEED_FORWARD, "numbers", 9216)
+    num_hidden_layers: int = count("decoder layers", LAYERS, "layers", 26)
+    num_attention_heads: int = count("heads of the queries", HEADS, "heads", 8)
+    num_key_value_heads: int | None = count("heads of the keys and values", HEADS, "heads", 4)
+    head_dim: int = count("width of a head, an even number", WIDTH, "numbers", 256)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 8192)
+    tie_word_embeddings: bool = key("whether the embedding is the head", True)
+    hidden_act: str = switch("what older files say beside hidden_activation", (_TANH,))
+    hidden_activation: str = switch("the MLP's activation", (_TANH,))
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    query_pre_attn_scalar: float = key("scores are divided by its root", 256, Bounds(above=0, most=WIDTH))
+    sliding_window: int | None = count("tokens that attention sees in most layers", POSITIONS, "tokens", 4096)
+    sliding_window_pattern: int = switch("every so manieth layer sees all tokens", (2,), theirs=())
+    layer_types: list[str] | None = key(
+        "the attention of each layer; null means by sliding_window_pattern",
+        None,
+        Bounds(among=("full_attention", "sliding_attention")),
+    )
+    final_logit_softcapping: float | None = key("soft cap of the logits", 30.0, _FACTOR)
+    attn_logit_softcapping: float | None = key("soft cap of the scores, which te refuses", 50.0, _FACTOR)
+    bos_token_id: int | None = key("the token that begins a text", 2, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 1, _TOKEN, "token id")
+    pad_token_id: int | None = key("the token that fills a batch", 0, _TOKEN_OR_NONE, "token id")
+
+
+@dataclass(frozen=True)
+class Gemma3(Gemma2):
+    """config.json of model_type gemma3_text, or its text_config in one of model_type gemma3."""
+
+    vocab_size: int = count("rows of the embedding and of the head", VOCABULARY, "tokens", 262208)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 131072)
+    rope_theta: float = key("base of the rotary angles where a layer sees all tokens", 1e6, _THETA, carried=False)
+    rope_local_base_freq: float = key("that of the layers with a sliding window", 10000.0, _THETA)
+    sliding_window_pattern: int = count("every so manieth layer sees all tokens", LAYERS, "layers", 6)
+    final_logit_softcapping: float | None = key("soft cap of the logits", None, _FACTOR)
+    attn_logit_softcapping: float | None = switch("soft cap of the scores", (None,))
+
+
+@dataclass(frozen=True)
 class Mistral(Rotary):
     """config.json of model_type mistral."""
 
@@ -425,6 +472,8 @@ SCHEMAS: dict[str, type[Decoder]] = {
     "phi3": Phi3,
     "olmo2": Olmo2,
     "glm4": Glm4,
+    "gemma2": Gemma2,
+    "gemma3_text": Gemma3,
     "mistral": Mistral,
     "gpt": Gpt,
     "mixtral": Mixtral,

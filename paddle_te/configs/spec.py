@@ -21,23 +21,26 @@ _GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
 
 @dataclass(frozen=True)
 class NormSpec:
-    """kind: RMSNorm or LayerNorm, which has a bias. eps: what is added before the root."""
+    """kind: RMSNorm or LayerNorm, which has a bias. eps: what is added before the root. zero_centered: it multiplies by
+    1 + weight."""
 
     kind: str = "RMSNorm"
     eps: float = 1e-6
+    zero_centered: bool = False
 
 
 @dataclass(frozen=True)
 class RotationSpec:
     """Rotary positions.
 
-    theta: the base of the angles. scaling: the items of `configs.rope.scaling_of`'s dictionary; () for none.
+    theta: the base of the angles. scaling: the items of `configs.rope.scaling_of`'s dictionary, lists as tuples; () for
+    none.
     fraction: how much of each head is turned, from its beginning. interleaved: a pair is two neighbours, numbers 2i and
     2i + 1 of a head, not numbers i and i + half.
     """
 
     theta: float = 10000.0
-    scaling: tuple[tuple[str, float | str], ...] = ()
+    scaling: tuple[tuple[str, Any], ...] = ()
     fraction: float = 1.0
     interleaved: bool = False
 
@@ -49,7 +52,8 @@ class AttentionSpec:
     rotation: None without rotary positions. qk_norm: "head" norms each head of q and of k before rotation, with a
     weight that all heads share; "all" norms all heads together; None: neither. window: tokens that a token sees,
     itself included; None: all before it. qkv_bias, proj_bias: whether the projections to q, k and v, and the one after
-    attention, have biases. scale: of the scores; None is 1 / √head_dim. dropout: of attention's weights.
+    attention, have biases. scale: of the scores; None is 1 / √head_dim. softcap: c, of which they then become
+    c · tanh(scores / c); None: they stay. dropout: of attention's weights.
     """
 
     heads: int
@@ -61,6 +65,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     proj_bias: bool = False
     scale: float | None = None
+    softcap: float | None = None
     dropout: float = 0.0
 
     @property
@@ -143,7 +148,8 @@ class ModelSpec:
     hidden: width of a token between the layers. vocabulary: rows of the embedding and of the head. layers: one
     LayerSpec each. norm: the one after the last layer. positions: the longest sequence. learned_positions: whether an
     embedding of so many positions is added. tied: the head is the embedding. embedding_scale: what embedded tokens are
-    multiplied by. initializer_range: standard deviation of new weights.
+    multiplied by. logit_softcap: as AttentionSpec's, of the head's logits. initializer_range: standard deviation of new
+    weights.
     """
 
     family: Family
@@ -155,6 +161,7 @@ class ModelSpec:
     learned_positions: bool = False
     tied: bool = False
     embedding_scale: float = 1.0
+    logit_softcap: float | None = None
     initializer_range: float = 0.02
 
     @cached_property
@@ -180,16 +187,19 @@ def spec_of(config: Config) -> ModelSpec:
     the rotary positions that is not known, and ValueError for a family that is not known.
     """
     words = _Words(config)
-    norm = NormSpec(words.family.normalization, words(_EPS[words.family.normalization]))
+    family = words.family
+    norm = NormSpec(family.normalization, words(_EPS[family.normalization]), family.zero_centered)
     return ModelSpec(
-        words.family,
+        family,
         hidden=words("hidden_size"),
         vocabulary=words("vocab_size"),
         layers=_layers(words, norm),
         norm=norm,
         positions=words("max_position_embeddings"),
-        learned_positions=words.family.learned_positions,
+        learned_positions=family.learned_positions,
         tied=is_tied(config),
+        embedding_scale=words("hidden_size") ** 0.5 if family.scaled else 1.0,
+        logit_softcap=words("final_logit_softcapping"),
         initializer_range=words("initializer_range"),
     )
 
@@ -206,42 +216,62 @@ class _Words:
 
 
 def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:
-    window, dropout = words("sliding_window") if words.family.window else None, words("hidden_dropout_prob") or 0.0
-    attention = _attention(words, window)
-    layers = {
-        sparse: LayerSpec(attention, make(words), norm, words.family.norms, dropout)
-        for sparse, make in ((False, _dense), (True, _experts))
-        if not sparse or _number_of_experts(words)
-    }
-    return tuple(layers[_is_sparse(words, number)] for number in range(words("num_hidden_layers")))
+    dropout, sliding = words("hidden_dropout_prob") or 0.0, _sliding(words)
+    kinds = [(is_sliding, _is_sparse(words, number)) for number, is_sliding in enumerate(sliding)]
+    layers = {}
+    for is_sliding, sparse in {*kinds}:
+        feed_forward = _experts(words) if sparse else _dense(words)
+        attention = _attention(words, is_sliding)
+        layers[is_sliding, sparse] = LayerSpec(attention, feed_forward, norm, words.family.norms, dropout)
+    return tuple(layers[kind] for kind in kinds)
 
 
-def _attention(words: _Words, window: int | None) -> AttentionSpec:
-    heads = words("num_attention_heads")
+def _sliding(words: _Words) -> list[bool]:
+    """Return whether a token of each layer sees the last ones only."""
+    layers = words("num_hidden_layers")
+    if types := words("layer_types"):
+        return [words.family.window and kind == "sliding_attention" for kind in types]
+    pattern = words("sliding_window_pattern") or layers + 1
+    return [words.family.window and (number + 1) % pattern > 0 for number in range(layers)]
+
+
+def _window(words: _Words, sliding: bool) -> int | None:
+    """Return how many tokens are seen; None for one that no sequence is longer than, as Phi-4-mini's."""
+    window = words("sliding_window") if sliding else None
+    return window if window and window < words("max_position_embeddings") else None
+
+
+def _attention(words: _Words, sliding: bool) -> AttentionSpec:
+    heads, scalar = words("num_attention_heads"), words("query_pre_attn_scalar")
     biases = words.family.biases
     return AttentionSpec(
         heads,
         words("num_key_value_heads") or heads,
         words("head_dim") or words("hidden_size") // heads,
-        rotation=None if words.family.learned_positions else _rotation(words),
+        rotation=None if words.family.learned_positions else _rotation(words, sliding),
         qk_norm=words.family.qk_norm,
-        window=window,
+        window=_window(words, sliding),
         qkv_bias=biases in ("qkv", "all"),
         proj_bias=biases == "all",
+        scale=scalar and scalar**-0.5,
+        softcap=words("attn_logit_softcapping"),
         dropout=words("attention_probs_dropout_prob") or 0.0,
     )
 
 
-def _rotation(words: _Words) -> RotationSpec:
-    scaling = tuple((scaling_of(words.config) or {}).items())
+def _rotation(words: _Words, sliding: bool) -> RotationSpec:
+    if sliding and (theta := words("rope_local_base_freq")):  # not scaled: the window is short
+        return RotationSpec(theta)
+    scaling = (scaling_of(words.config) or {}).items()
+    hashable = tuple((name, tuple(said) if isinstance(said, list) else said) for name, said in scaling)
     said = value(words.config, "rope_parameters") or {}  # of transformers 5
     fraction = said.get("partial_rotary_factor") or words("partial_rotary_factor") or 1.0
-    return RotationSpec(theta_of(words.config), scaling, fraction, words.family.interleaved)
+    return RotationSpec(theta_of(words.config), hashable, fraction, words.family.interleaved)
 
 
 def _activation(words: _Words) -> str:
-    said = words("hidden_act")
-    return _GATED.get(said, said) if words.family.gated else words("hidden_activation")
+    said = words("hidden_activation") or words("hidden_act")
+    return _GATED.get(said, said) if words.family.gated else said
 
 
 def _dense(words: _Words) -> DenseSpec:

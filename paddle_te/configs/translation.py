@@ -65,9 +65,16 @@ def to_transformers(config: ModelConfig, dtype: str) -> dict[str, Any]:
         said |= {
             "num_key_value_heads": record.kv_heads,
             "rope_theta": theta_of(config.content),
-            "rope_scaling": scaling,
+            "rope_scaling": _scaling_in_transformers(scaling),
         }
     return said
+
+
+def _scaling_in_transformers(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return rope_scaling; transformers' Phi3 takes one of three words only."""
+    if not scaling or scaling["rope_type"] != "longrope":
+        return scaling
+    return {"type": "longrope"} | {name: scaling[name] for name in ("short_factor", "long_factor")}
 
 
 def _in_transformers(key: Key, value: object) -> object:

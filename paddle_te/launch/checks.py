@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te import configs
-from paddle_te.configs.reading import unknown_keys
+from paddle_te.configs.reading import remarks
 from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
@@ -42,8 +42,8 @@ def read_config(args: argparse.Namespace) -> dict[str, Any]:
         check_size(config, said.source)
     except ValueError as error:
         raise LaunchError(f"model_name: {error}") from error
-    if said.unknown:
-        _tell(unknown_keys(said.source, said.unknown))
+    for remark in remarks(said):
+        _tell(remark)
     return config
 
 

@@ -37,13 +37,14 @@ class DotProductAttention(BackendLayer):
         self.layer_number, self.dropout_in_training = settings.layer_number, settings.attention_dropout
         self.tp = TensorParallel.from_fleet() if settings.set_parallel_mode else None
         self.kv_channels, self.scale = settings.kv_channels, settings.scale
+        self.softcap = settings.attn_logit_softcapping
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
         self._checked: set[tuple[bool, float]] = set()  # what `ops.check_attention` has let pass
 
     @property
     def scores(self) -> Scores:
         """Say what becomes of q · kᵀ in the layer's mode."""
-        return Scores(self.scale, self.causal, self.window, self.dropout)
+        return Scores(self.scale, self.causal, self.window, self.dropout, self.softcap)
 
     def random_numbers(self) -> AbstractContextManager[None]:
         """Make the context of what drops: numbers of each rank's own, which holds other heads."""
@@ -67,7 +68,7 @@ class DotProductAttention(BackendLayer):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
         case = masked or cached, self.dropout
         if case not in self._checked:  # asked once: neither the layer nor the GPU changes
-            self.ops.check_attention(self.kv_channels, self.window, *case)
+            self.ops.check_attention(self.kv_channels, self.window, *case, self.softcap)
             self._checked.add(case)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
@@ -78,6 +79,7 @@ class DotProductAttention(BackendLayer):
             "packed documents (cu_seqlens)": packed,
             "sliding window (window_size)": self.window >= 0,
             "dropout (attention_dropout)": self.dropout > 0,
+            "soft cap (attn_logit_softcapping)": self.softcap > 0,
             f"attn_mask_type={self.attn_mask_type!r}": not self.causal,
         }
         for what, wanted in lacking.items():
@@ -189,6 +191,7 @@ class MultiHeadAttention(BackendLayer):
         lacking = {
             "window_size": core.window >= 0,
             "attention_dropout": core.dropout_in_training > 0,
+            "attn_logit_softcapping": core.softcap > 0,
             f"attn_mask_type={core.attn_mask_type!r}": core.attn_mask_type != "causal",
         }
         for what, wanted in lacking.items():
@@ -317,7 +320,8 @@ class MultiHeadAttention(BackendLayer):
         Ranks that share the heads have the same weights of norms.
         """
         qk_norm = None if self._norms_after_rope else self._qk_norm()
-        return Heads(self.num_heads, self.num_kv_heads, qk_norm, self.settings.rotary_pos_interleaved)
+        turn = self.settings.rotary_pos_interleaved, self.settings.rotary_factor
+        return Heads(self.num_heads, self.num_kv_heads, qk_norm, *turn)
 
     def _qk_norm(self) -> QKNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -21,6 +21,7 @@ from paddle_te.distributed import ContextParallel, TensorParallel
 from paddle_te.layers.accuracy import Accuracy
 from paddle_te.layers.label_smoothing import AddedLoss, Smoothing
 from paddle_te.ops import get_ops
+from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.interface import Ops
 from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
@@ -68,6 +69,7 @@ def linear_cross_entropy(
     backend: str = "paddle",
     accuracy: Accuracy | None = None,
     smoothing: float = 0.0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Return `parallel_cross_entropy` of the logits hidden · weight.
 
@@ -79,13 +81,14 @@ def linear_cross_entropy(
     chunk_tokens: the most tokens whose logits exist at a time; CHUNK_TOKENS by default.
     backend: whose cross-entropy and whose sum of the weight's gradient; te's take the 16-bit logits as they are.
     accuracy: an `Accuracy` to which the labels are added. smoothing: as for `parallel_cross_entropy`.
+    softcap: the cap of the logits (`ops.activations.soft_cap`), 0 for none.
 
     Raises ValueError where there is not one label for each row of hidden, or no row.
     """
     hidden, labels = _rows(hidden, labels, "hidden states")
     smoothed = Smoothing(smoothing, ignore_index, tp) if smoothing else None
     chunks = chunk_tokens or CHUNK_TOKENS
-    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed)
+    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed, softcap)
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
@@ -131,10 +134,11 @@ class _Head:
         chunk_tokens: int,
         accuracy: Accuracy | None,
         smoothing: Smoothing | None,
+        softcap: float,
     ) -> None:
         self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
         self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
-        self.accuracy, self.smoothing = accuracy, smoothing
+        self.accuracy, self.smoothing, self.softcap = accuracy, smoothing, softcap
 
     def chunks(self, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield views of equally many rows, but for the last."""
@@ -145,7 +149,15 @@ class _Head:
 
     def loss(self, x: Tensor, weight: Tensor, labels: Tensor, train: bool) -> tuple[Tensor, Tensor | None]:
         """Return (loss [n, 1] in float32, with `train` the gradient of the logits of the losses' sum) of x [n, h]."""
-        logits = paddle.matmul(x, weight, transpose_y=self.transpose_y)
+        logits = soft_cap(paddle.matmul(x, weight, transpose_y=self.transpose_y), self.softcap)
+        slope = (
+            1 - (logits / self.softcap).square() if self.softcap and train else None
+        )  # the loss may overwrite logits
+        loss, dlogits = self._loss_of(logits, labels, train)
+        return loss, dlogits if dlogits is None or slope is None else dlogits * slope
+
+    def _loss_of(self, logits: Tensor, labels: Tensor, train: bool) -> tuple[Tensor, Tensor | None]:
+        """Do what `loss` does with logits, which are lost."""
         if self.accuracy is not None:
             self.accuracy.add(logits, labels, self.tp)  # before the loss, which may overwrite them
         if self.smoothing is None:

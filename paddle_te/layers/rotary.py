@@ -9,11 +9,13 @@ from typing import Any
 import paddle
 from paddle import Tensor, nn
 
+_LENGTH = "original_max_position_embeddings"
+
 
 def _llama3(inv_freq: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     """Return Llama 3.1's frequencies (Meta's llama-models, `apply_scaling`): long wavelengths slowed by `factor`."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    length = scaling["original_max_position_embeddings"]
+    length = scaling[_LENGTH]
     wavelength = 2 * math.pi / inv_freq
     smooth = ((length / wavelength - low) / (high - low)).clip(0.0, 1.0)
     return inv_freq * ((1 - smooth) / factor + smooth)
@@ -28,7 +30,7 @@ def _yarn(inv_freq: Tensor, rotary_base: float, scaling: Mapping[str, Any]) -> T
     dim = 2 * inv_freq.shape[0]
 
     def pair_that_turns(times: float) -> float:
-        length = scaling["original_max_position_embeddings"]
+        length = scaling[_LENGTH]
         return dim * math.log(length / (times * 2 * math.pi)) / (2 * math.log(rotary_base))
 
     first, last = pair_that_turns(scaling.get("beta_fast") or 32), pair_that_turns(scaling.get("beta_slow") or 1)
@@ -38,6 +40,14 @@ def _yarn(inv_freq: Tensor, rotary_base: float, scaling: Mapping[str, Any]) -> T
     pairs = paddle.arange(dim // 2).astype("float32")
     slowed = ((pairs - first) / (last - first or 0.001)).clip(0.0, 1.0)
     return inv_freq * ((1 - slowed) + slowed / scaling["factor"])
+
+
+def _longrope_attention_factor(scaling: Mapping[str, Any], grown: float) -> float:
+    """Return LongRoPE's factor for queries and keys (Ding et al., 2024, section 3.3), of sequences `grown` times as
+    long as those of the first training."""
+    if scaling.get("attention_factor") is not None:
+        return scaling["attention_factor"]
+    return math.sqrt(1 + math.log(grown) / math.log(scaling[_LENGTH])) if grown > 1 else 1.0
 
 
 def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
@@ -53,17 +63,28 @@ def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
     return grown(1.0)
 
 
+def _in_long_documents(position_ids: Tensor, length: int) -> Tensor:
+    """Return bool [b, s], whether a token is in a document of more than `length` tokens; each begins at position 0."""
+    positions = position_ids.flatten()
+    begins, last = paddle.arange(positions.shape[0]) - positions, positions.shape[0] - 1
+    ahead = begins + length  # where that document has a token more
+    found = (ahead <= last) & (begins.gather(ahead.clip(max=last)) == begins)
+    return found.reshape(position_ids.shape)
+
+
 class RotaryPositionEmbedding(nn.Layer):
     """Make the angles of RoPE (Su et al., 2021).
 
     dim: of one head. rotary_base: θ. seq_len_interpolation_factor: positions are divided by it.
-    rope_scaling: Hugging Face's dictionary for long contexts, or None: "rope_type" llama3, yarn, linear (as the
-    interpolation factor), dynamic or ntk, and its numbers (`paddle_te.configs.rope`).
-    max_position_embeddings: of the model; only dynamic needs it.
+    rope_scaling: Hugging Face's dictionary for long contexts, or None: "rope_type" llama3, yarn, longrope, linear (as
+    the interpolation factor), dynamic or ntk, and its numbers (`paddle_te.configs.rope`).
+    max_position_embeddings: of the model; only dynamic and longrope need it.
     rotary_percent: how much of a head is rotated, from its beginning.
 
-    attention_factor: what attention's queries and keys are to be multiplied by, each; 1.0 but for yarn. Rotation
-    keeps lengths, so its square belongs into the scale of the softmax.
+    attention_factor: what the rotated numbers of attention's queries and keys are to be multiplied by, each; 1.0 but
+    for yarn and longrope. Rotation keeps lengths, so its square belongs into the scale of the softmax, where all of a
+    head is rotated.
+    switches_at: the longest sequence for which longrope's short_factor holds; None with other kinds.
     """
 
     def __init__(
@@ -87,6 +108,14 @@ class RotaryPositionEmbedding(nn.Layer):
         elif kind == "yarn":
             inv_freq = _yarn(inv_freq, rotary_base, scaling)
             self.attention_factor = _yarn_attention_factor(scaling)
+        self.switches_at: int | None = None
+        of_long = inv_freq
+        if kind == "longrope":
+            if max_position_embeddings is None:
+                raise ValueError("rope type longrope needs max_position_embeddings")
+            self.switches_at = scaling[_LENGTH]
+            self.attention_factor = _longrope_attention_factor(scaling, max_position_embeddings / scaling[_LENGTH])
+            inv_freq, of_long = (inv_freq / paddle.to_tensor(scaling[name]) for name in ("short_factor", "long_factor"))
         self._dynamic: tuple[float, int] | None = None
         if kind == "dynamic":
             if factor is None or max_position_embeddings is None:
@@ -95,8 +124,8 @@ class RotaryPositionEmbedding(nn.Layer):
         self._of_length: tuple[Tensor, ...] = ()  # dynamic's, of the last sequence beyond max_position_embeddings
         # In tuples: a tensor that is an attribute is a buffer, which Layer.to(dtype) rounds. At position 4096 an angle
         # from bfloat16 would be off by up to 8.
-        self._inv_freq: tuple[Tensor] = (inv_freq,)
-        self._freqs: tuple[Tensor, ...] = ()
+        self._inv_freq: tuple[Tensor, Tensor] = (inv_freq, of_long)
+        self._freqs: dict[bool, Tensor] = {}  # whether of longrope's long sequences: angles
 
     def _frequencies(self, stretch: float) -> Tensor:
         """Return float32 [dim / 2], one for each pair of a head's numbers, of a θ `stretch` times as large."""
@@ -111,24 +140,40 @@ class RotaryPositionEmbedding(nn.Layer):
         """Return float32 [max_seq_len, dim]: position · frequency, both halves alike."""
         if (dynamic := self._stretching(max_seq_len)) is not None:
             return self._stretched_for(max_seq_len, *dynamic)
-        if not self._freqs or self._freqs[0].shape[0] < max_seq_len:
-            self._freqs = (self.at(paddle.arange(max_seq_len)),)
-        (freqs,) = self._freqs
+        is_long = self._is_long(max_seq_len)
+        if is_long not in self._freqs or self._freqs[is_long].shape[0] < max_seq_len:
+            self._freqs[is_long] = self._angles(paddle.arange(max_seq_len), self._inv_freq[is_long])
+        freqs = self._freqs[is_long]
         return freqs if freqs.shape[0] == max_seq_len else freqs[:max_seq_len]
 
-    def at(self, position_ids: Tensor) -> Tensor:
+    def at(self, position_ids: Tensor, length: int = 1, packed: bool = False) -> Tensor:
         """Return the same for any positions: integers [...] -> float32 [..., dim].
 
-        See `check_any_position`.
+        length: of the longest sequence, all that came before included. packed: position_ids, [b, s], are of documents,
+        each of which begins at 0: the length of each counts. See `check_any_position`.
         """
-        return self._angles(position_ids, self._inv_freq[0])
+        if not packed or not self._is_long(length):
+            return self._angles(position_ids, self._inv_freq[self._is_long(length)])
+        assert self.switches_at is not None  # else nothing is long
+        short, long = (self._angles(position_ids, inv_freq) for inv_freq in self._inv_freq)
+        return paddle.where(_in_long_documents(position_ids, self.switches_at).unsqueeze(-1), long, short)
 
-    def check_any_position(self, length: int) -> None:
-        """Raise ValueError where an angle is not told by its position.
+    def _is_long(self, length: int) -> bool:
+        """Say whether longrope's long_factor holds for a sequence of that many tokens."""
+        return self.switches_at is not None and length > self.switches_at
 
-        That is with dynamic scaling in a sequence of `length` tokens, all that came before included, which is longer
-        than max_position_embeddings.
+    def check_any_position(self, length: int, past: int = 0) -> None:
+        """Raise ValueError where an angle is not told by its position, or keys were turned by other ones.
+
+        That is with dynamic scaling in a sequence of `length` tokens, `past` of which came before, which is longer than
+        max_position_embeddings; and with longrope where it grows beyond the length of the first training.
         """
+        if past and self._is_long(length) and not self._is_long(past):
+            raise ValueError(
+                f"rope type longrope: the keys of {past} tokens were turned as in a sequence of at most "
+                f"{self.switches_at} (original_max_position_embeddings), and with these it has {length}: compute them "
+                "again, without past_key_value"
+            )
         if (dynamic := self._stretching(length)) is not None:
             raise ValueError(
                 f"rope type dynamic: in a sequence of {length} tokens, beyond max_position_embeddings="

@@ -275,13 +275,15 @@ class CoreOptions(Checked):
     window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
     softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head. attention_dropout: the
     probability with which each number of the softmax is dropped; TE's default is 0.1. layer_number: the layer's place
-    in the model; an attribute for who reads it, as nothing here depends on it.
+    in the model; an attribute for who reads it, as nothing here depends on it. attn_logit_softcapping: c, of which
+    scores become c · tanh(scores / c) (Gemma 2), in backend paddle; 0: they stay.
     """
 
     window_size: tuple[int, int] | None = None
     softmax_scale: float | None = None
     attention_dropout: float = 0.0
     layer_number: int | None = None
+    attn_logit_softcapping: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -329,7 +331,8 @@ class AttentionOptions(CoreOptions, HalfOptions):
         qk_norm_zero_centered_gamma: they multiply by 1 + weight (Gemma 3). qk_norm_over: "head", or "all" for norms of
         all heads of q, and of k, together, with a weight for each of their numbers (OLMo-2), before rotation.
     rotary_pos_interleaved: numbers 2i and 2i + 1 of a head are rotated together (GLM-4), not i and i + half. How many
-        of a head's numbers are rotated follows from the angles.
+        of a head's numbers are rotated follows from the angles. rotary_factor: what these are multiplied by (LongRoPE
+        of a part of each head, as Phi-4-mini's).
     attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
     cp_comm_type: how attention sees whole sequences whose tokens are split over fleet's sep group; TE's name, see
         `distributed.context_parallel`. None: sequences are whole. max_sequence_length is that of whole ones.
@@ -343,6 +346,7 @@ class AttentionOptions(CoreOptions, HalfOptions):
     qk_norm_zero_centered_gamma: bool = False
     qk_norm_over: str = "head"
     rotary_pos_interleaved: bool = False
+    rotary_factor: float = 1.0
     attn_input_format: str = "bshd"
     cp_comm_type: str | None = None
 

@@ -34,7 +34,7 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions
 
 @lru_cache
 def _rotary_on(
-    device: str, dim: int, base: float, scaling: tuple[tuple[str, float | str], ...], max_position_embeddings: int
+    device: str, dim: int, base: float, scaling: tuple[tuple[str, Any], ...], max_position_embeddings: int
 ) -> RotaryPositionEmbedding:
     """Make one table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
     return RotaryPositionEmbedding(
@@ -59,25 +59,31 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> di
     """
     attention, feed_forward = spec.attention, spec.feed_forward
     experts = experts_arguments(feed_forward) if isinstance(feed_forward, ExpertsSpec) else None
-    scale = attention.scale or attention.head_dim**-0.5
+    scale, factor = attention.scale or attention.head_dim**-0.5, rope.attention_factor if rope else 1.0
+    in_part = attention.rotation is not None and attention.rotation.fraction < 1
+    norm = spec.norm
     return dict(
         num_attention_heads=attention.heads,
         num_gqa_groups=attention.groups,
         kv_channels=attention.head_dim,
-        softmax_scale=scale * (rope.attention_factor**2 if rope else 1.0),
+        softmax_scale=scale if in_part else scale * factor**2,
+        rotary_factor=factor if in_part else 1.0,
+        attn_logit_softcapping=attention.softcap or 0.0,
         window_size=attention.window and (attention.window - 1, 0),  # config.json's counts a token itself, too
         attention_dropout=attention.dropout,
         add_qkv_bias=attention.qkv_bias,
         qk_norm_type=attention.qk_norm and "RMSNorm",
         qk_norm_before_rope=attention.qk_norm is not None,
         qk_norm_over=attention.qk_norm or "head",
-        qk_norm_eps=spec.norm.eps,
+        qk_norm_eps=norm.eps,
+        qk_norm_zero_centered_gamma=norm.zero_centered,
         rotary_pos_interleaved=attention.rotation is not None and attention.rotation.interleaved,
         ffn_hidden_size=feed_forward.ffn,
         activation=feed_forward.activation,
         bias=feed_forward.bias,
-        normalization=spec.norm.kind,
-        layernorm_epsilon=spec.norm.eps,
+        normalization=norm.kind,
+        layernorm_epsilon=norm.eps,
+        zero_centered_gamma=norm.zero_centered,
         norms=spec.norms,
         hidden_dropout=spec.dropout,
         feed_forward=experts and MoELayer.in_layer(**experts),
@@ -216,8 +222,10 @@ class DecoderLayer(nn.Layer):
         if hidden_states.ndim == 3:
             length = past + hidden_states.shape[1] * sequence_ranks(self.config)
         if position_ids is not None or past:
-            self.rope.check_any_position(length)
-        return self.rope(length)[past:] if position_ids is None else kept_on(position_ids, self.rope.at)
+            self.rope.check_any_position(length, past)
+        if position_ids is None:
+            return self.rope(length)[past:]
+        return kept_on(position_ids, self.rope.at, length, context.cu_seqlens is not None)
 
 
 def move_activations(model: nn.Layer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
+from paddle_te.configs.families import family_of
 from paddle_te.ops import get_ops
 from paddle_te.ops.norms import Norm
 
@@ -21,16 +22,22 @@ class LastNorm:
     config: Any
     weight: Tensor
     variance_epsilon: float
+    zero_centered = False  # as Norm's zero_centered_gamma
 
     def taken_over(self) -> None:
-        """Make nothing: the host's constructor makes all."""
+        """Let a weight that 1 is added to begin at 0; the host's constructor has made it 1."""
+        self.zero_centered = family_of(self.config).zero_centered
+        if self.zero_centered:
+            self.weight.set_value(paddle.zeros_like(self.weight))
 
     def forward(self, args: Tensor | tuple[Tensor, ...]) -> Tensor:
         """Compute as the host's: of hidden_states, or of a tuple of a pipeline, whose masks end here."""
         hidden_states = args[0] if isinstance(args, tuple) else args
-        if self.weight.dtype is not hidden_states.dtype:  # Paddle's O2 keeps LayerNorm in float32 beside float16
+        keeps_dtype = self.weight.dtype is hidden_states.dtype
+        if not keeps_dtype and not self.zero_centered:  # Paddle's O2 keeps LayerNorm in float32 beside float16
             return super().forward(args)  # type: ignore[misc]  # the host's
         epsilon = self._epsilon if hasattr(self, "_epsilon") else self.variance_epsilon
-        norm = Norm(self.weight, epsilon, getattr(self, "bias", None))
+        weight = self.weight if keeps_dtype else self.weight.astype(hidden_states.dtype)
+        norm = Norm(weight, epsilon, getattr(self, "bias", None), self.zero_centered)
         with paddle.amp.auto_cast(False):  # float32 inside stays float32
             return get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm)

@@ -5,11 +5,10 @@ Addresses, `angles`, sizes and `turn` are as in `rope`; d is at most 512 (bfloat
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple, TypeAlias
 
 from paddle_te.native.interface import Shim, Stream
-from paddle_te.native.kernels import ELEMENTS, Kernel, kernel
+from paddle_te.native.kernels import ELEMENTS, Kernel, float32_bits, kernel
 from paddle_te.native.rope import WHOLE, Places, Turn, packed, packed_places
 from paddle_te.native.types import DType
 
@@ -38,7 +37,7 @@ class QKNorm(NamedTuple):
     @property
     def bits(self) -> int:
         """The kernels' parameter."""
-        return struct.unpack("I", struct.pack("f", self.epsilon))[0] | self.zero_centered << 32 | self.ranks << 33
+        return float32_bits(self.epsilon) | self.zero_centered << 32 | self.ranks << 33
 
     def sums(
         self,

@@ -7,12 +7,10 @@ Addresses and sizes are as in `casts`. The results have the bits of TE's functio
 kernels of their own, see `takes`. gamma: x's dtype, [hidden]; 1 + gamma with zero_centered. rsigma: float32 [rows].
 """
 
-import struct
-
 from paddle_te.native import casts
 from paddle_te.native.casts import CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
-from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.kernels import ELEMENTS, float32_bits, kernel
 from paddle_te.native.types import DType
 
 # How many warps share a row in TE's kernel for a hidden size (REGISTER_NORM_LAUNCHER in rmsnorm_fwd_cuda_kernel.cu)
@@ -48,9 +46,8 @@ def statistics(
     element, warps = ELEMENTS[dtype][0], WARPS[hidden]
     options = dict(ELEMENT=element, HIDDEN=hidden, WARPS=warps, NAME="rmsnorm_statistics")
     compiled = kernel("rmsnorm_statistics", "rmsnorm_statistics.cu", stream.capability, **options)
-    (bits,) = struct.unpack("I", struct.pack("f", epsilon))
     blocks = -(-rows // (_WARPS_OF_BLOCK // warps))
-    arguments = x, gamma, rsigma, amax, copy, rows, bits, zero_centered
+    arguments = x, gamma, rsigma, amax, copy, rows, float32_bits(epsilon), zero_centered
     te.launch(compiled, blocks, 32 * _WARPS_OF_BLOCK, 0, stream, *arguments)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from paddle_te.native.interface import Shim, Stream
-from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.kernels import ELEMENTS, float32_bits, kernel
 from paddle_te.native.types import DType
 
 
@@ -18,15 +18,16 @@ class Turn(NamedTuple):
     """The numbers of a head that are rotated in pairs.
 
     width: so many from its beginning; None: all. interleaved: a pair is two neighbours, numbers 2i and 2i + 1, not
-    numbers i and i + width / 2.
+    numbers i and i + width / 2. factor: what these numbers, and no others of the head, are multiplied by.
     """
 
     width: int | None = None
     interleaved: bool = False
+    factor: float = 1.0
 
     def widths(self, d: int) -> int:
         """Return the kernels' parameter, with the head's width d."""
-        return d | (self.width or d) << 32
+        return d | (self.width or d) << 16 | float32_bits(self.factor) << 32
 
     def check(self, d: int, vector: int) -> None:
         """Raise ValueError for a width that the kernels do not take. vector: numbers of 16 bytes."""

@@ -12,13 +12,14 @@ class Heads(NamedTuple):
 
     num_heads, num_kv_heads: of this rank; q's, k's and v's stand one after another. qk_norm: of q and k before they are
     rotated, or None. interleaved: numbers 2i and 2i + 1 of a head are rotated together (GPT-J, GLM), not numbers i and
-    i + half (NeoX, Llama).
+    i + half (NeoX, Llama). rotary_factor: what the rotated numbers of a head are multiplied by (LongRoPE).
     """
 
     num_heads: int
     num_kv_heads: int
     qk_norm: QKNorm | None = None
     interleaved: bool = False
+    rotary_factor: float = 1.0
 
 
 class Scores(NamedTuple):
@@ -28,10 +29,11 @@ class Scores(NamedTuple):
     by itself what is seen. window: how many keys before its own a query sees, with a mask or without; -1: all of them.
     dropout: the probability with which each number of the softmax becomes 0, before it meets v; the others are divided
     by 1 - dropout. Which ones follows from Paddle's random numbers. It is dropped whenever it is not 0: in evaluation,
-    pass 0.
+    pass 0. softcap: c, of which they become c · tanh(scores / c) before anything is hidden (Gemma 2); 0: they stay.
     """
 
     scale: float
     causal: bool = True
     window: int = -1
     dropout: float = 0.0
+    softcap: float = 0.0

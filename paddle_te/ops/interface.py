@@ -51,7 +51,7 @@ class Ops(Protocol):
     def check(self, fp8: bool = False) -> None:
         """Raises where the backend cannot run here, with every missing condition."""
 
-    def check_attention(self, head_dim: int, window: int, masked: bool, dropout: float) -> None:
+    def check_attention(self, head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0) -> None:
         """Raises where there is no such attention."""
 
     def check_block_scaling(self) -> None:

@@ -131,8 +131,8 @@ def convert(
         input_path, output_path: folders; the output must be new or empty. It appears only when it is complete.
         mode: a Conversion's. None: "pd2te", or with lora_path "reshard".
         progress: show a progress bar.
-        tell: takes a line of text where the input was not compared with what it has for that, and where weights are
-            not finite; they are converted as they are.
+        tell: takes a line of text where the input was not compared with what it has for that, where a part of it is
+            left out, and where weights are not finite; they are converted as they are.
         alive: called after each tensor, by any thread.
         how: the other fields of a Conversion.
 
@@ -165,6 +165,8 @@ def _open(input_path: Path, output_path: Path, wanted: Conversion, tell: Callabl
             verify_checksums(input_path, wanted.workers)
         Verification(wanted.verify_checkpoint, tell=tell if not wanted.verify else _silent).check(input_path)
     checkpoint = open_checkpoint(input_path, wanted.num_attention_heads, wanted.num_key_value_heads)
+    if checkpoint.remark:
+        tell(checkpoint.remark)
     _check_mode(checkpoint, wanted.mode, bool(wanted.lora_path))
     if not wanted.lora_path:
         return checkpoint

@@ -79,7 +79,8 @@ class Rank:
 
 @dataclass
 class Checkpoint:
-    """An opened checkpoint folder; see `open_checkpoint`. adapter: an Adapter that its weights are read with."""
+    """An opened checkpoint folder; see `open_checkpoint`. adapter: an Adapter that its weights are read with.
+    remark: what of the folder is left out, in a line."""
 
     folder: Path
     suffix: str
@@ -93,6 +94,7 @@ class Checkpoint:
     left_out: list[str]
     tied: bool
     adapter: Adapter | None = None
+    remark: str | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -120,6 +122,9 @@ def open_checkpoint(
         _read_rank(folder, suffix, rank)
     said = read_config(folder)
     config, sizes = (said.content, _sizes(said)) if said else (None, None)
+    if said and said.part:
+        for rank in ranks.values():
+            rank.tensors = _of_the_language_model(rank.tensors)
     layout = _detect(folder, ranks, sizes)
     tp, pp = _degrees(folder, suffix, ranks)
     heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
@@ -130,8 +135,15 @@ def open_checkpoint(
     companions = [name for name in others if COMPANIONS.fullmatch(name) and (folder / name).is_file()]
     left_out = [name for name in others if name not in companions]
     checkpoint = Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out, is_tied(sizes))
+    checkpoint.remark = said.left_out if said else None
     check_agreement(checkpoint)
     return checkpoint
+
+
+def _of_the_language_model(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Return {name: tensor} of the language model in one that sees pictures, too, whose other tensors are left out."""
+    prefix = "language_model."
+    return {name.removeprefix(prefix): ref for name, ref in tensors.items() if name.startswith(prefix)}
 
 
 def dims_of(folder: Path) -> Dims:

@@ -106,6 +106,7 @@ HF = {
             "down": "block_sparse_moe.experts.{expert}.w2",
         },
     ),
+    "gemma": Names(_LLAMA | {"mlp_norm": "pre_feedforward_layernorm"}, base="model."),
     "gpt": Names(
         {
             "attention_norm": "ln_1",

@@ -12,8 +12,8 @@ from paddle_te import configs
 
 
 def parameters(config):
-    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's q and k
-    norms of a head, and all of GPT's have biases."""
+    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's and Gemma 3's q and k
+    norms of a head, Gemma 3 two norms more, and all of GPT's have biases."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config["model_type"] == "gpt":
         ffn = config["intermediate_size"]
@@ -23,7 +23,8 @@ def parameters(config):
     head = config.get("head_dim", hidden // heads)
     q, kv = head * heads, head * config["num_key_value_heads"]
     layer = 2 * hidden * (q + kv) + 3 * hidden * config["intermediate_size"] + 2 * hidden
-    layer += {"qwen2": q + 2 * kv, "qwen3": 2 * head}.get(config["model_type"], 0)
+    gemma3 = 2 * head + 2 * hidden
+    layer += {"qwen2": q + 2 * kv, "qwen3": 2 * head, "gemma3_text": gemma3}.get(config["model_type"], 0)
     embeddings = 1 if config["tie_word_embeddings"] else 2
     return config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden + hidden
 
@@ -55,6 +56,11 @@ def parameters(config):
         ("Qwen/Qwen3-14B", 14_768_307_200),
         ("Qwen/Qwen3-32B", 32_762_123_264),
         ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", 8_190_735_360),
+        ("google/gemma-3-1b-it", 999_885_952),
+        ("google/gemma-3-4b-it", 4_300_079_472 - 419_816_304),  # of which the latter see pictures
+        ("google/gemma-3-12b-it", 12_187_325_040 - 421_290_864),
+        ("google/gemma-3-27b-it", 27_432_406_640 - 423_060_336),
+        ("microsoft/Phi-4-mini-instruct", 3_836_021_760),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 14_770_033_664),
@@ -121,6 +127,8 @@ def test_paddlenlp_reads_every_configuration(name):
         ("META-LLAMA/llama-2-13B", "meta-llama/Llama-2-13b"),
         ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
         ("qwen3-8b", "Qwen/Qwen3-8B"),
+        ("gemma-3-4b-it", "google/gemma-3-4b-it"),
+        ("phi-4-mini-instruct", "microsoft/Phi-4-mini-instruct"),
         ("mistral-7b-v0.1", "mistralai/Mistral-7B-v0.1"),
         ("deepseek-r1-distill-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
     ],
@@ -201,9 +209,9 @@ def test_broken_configurations(tmp_path):
 
 
 def test_a_family_that_is_not_there_is_refused_with_those_that_are(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(configs.read("tiny-llama-demo") | {"model_type": "gemma2"}))
+    (tmp_path / "config.json").write_text(json.dumps(configs.read("tiny-llama-demo") | {"model_type": "falcon"}))
     with pytest.raises(
-        ValueError, match="config.json: model_type='gemma2' is not supported.*: llama, qwen2, .*, mistral"
+        ValueError, match="config.json: model_type='falcon' is not supported.*: llama, qwen2, .*, mistral"
     ):
         configs.read(str(tmp_path))
 

@@ -13,7 +13,7 @@ import paddle.distributed as dist
 from paddle_te.configs import MODEL_VALUES, check_computed
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.others import NOT_FOR_PADDLENLP
-from paddle_te.configs.reading import unknown_keys
+from paddle_te.configs.reading import remarks
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
 from paddle_te.data.tokenizer_folder import end_tokens
@@ -176,8 +176,8 @@ def read_config(folder, backend=None):
         raise CheckpointError(f"{folder}: has no config.json")
     words = native_words(said)
     check_computed(said, backend)
-    if said.unknown and dist.get_rank() == 0:
-        _tell_unknown(said.source, said.unknown)
+    for remark in remarks(said) if dist.get_rank() == 0 else ():
+        _tell(remark)
     left_out = NOT_FOR_PADDLENLP.union(said.unknown)
     kept = {name: value for name, value in words.items() if name not in left_out}
     config = config_class(said.family).from_dict(kept)
@@ -187,8 +187,8 @@ def read_config(folder, backend=None):
 
 
 @cache
-def _tell_unknown(source, names):
-    logger.warning(unknown_keys(source, names))
+def _tell(remark):
+    logger.warning(remark)
 
 
 def check_same_model(config, folder):

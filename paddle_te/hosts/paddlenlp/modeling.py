@@ -12,6 +12,7 @@ from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
 
 from paddle_te.configs.families import family_of
+from paddle_te.configs.spec import spec_of
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, bind_model
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
@@ -26,6 +27,7 @@ from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, move_a
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
+from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
@@ -64,10 +66,12 @@ class TELMHead:
     fp8 = None  # a ModuleScaling for a head in fp8
     accuracy = None  # an Accuracy, while one is counted
     smoothing = 0.0  # of labels, in training
+    softcap = 0.0  # of the logits
     transpose_y = False  # the weight is [in, out], unless PaddleNLP's head says otherwise
 
     def taken_over(self):
         """Makes what PaddleNLP's constructor has not."""
+        self.softcap = spec_of(self.config).logit_softcap or 0.0
         if LayerOptions.of(self.config).fp8_lm_head:
             self.fp8 = ModuleScaling(1, get_ops(self.config.transformer_engine_backend).amax_and_scale_update)
             self.fp8_recipe = fp8_recipe(self.config)
@@ -123,6 +127,7 @@ class TELMHead:
             fuse_wgrad_accumulation=self._fuses_wgrad(),
             transpose_y=self.transpose_y,
         )
+        logits = soft_cap(logits, self.softcap)
         if config.sequence_parallel:
             logits = logits.reshape([-1, rank_sequence_length(config), logits.shape[-1]])
         if tensor_parallel_output is None:
@@ -145,6 +150,7 @@ class TELMHead:
             backend=config.transformer_engine_backend,
             accuracy=self.accuracy,
             smoothing=smoothing_now(self),
+            softcap=self.softcap,
         )
 
 

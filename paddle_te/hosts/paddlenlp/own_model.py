@@ -8,6 +8,7 @@ over as those of PaddleNLP's own models.
 from dataclasses import MISSING, fields
 from functools import cache
 
+import paddle
 from paddle import nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc, VocabParallelEmbedding
@@ -17,6 +18,7 @@ from paddlenlp.transformers.llama import modeling, modeling_pp
 from paddlenlp.transformers.model_utils import PipelinePretrainedModel
 
 from paddle_te.configs.schema import SAME, SCHEMAS, TRANSFORMERS, keys_of
+from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.decoder import TEDecoderLayer, TEDecoderLayerPipe
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLMPipe
 from paddle_te.hosts.paddlenlp.own_forward import OwnForwardForCausalLM
@@ -62,7 +64,17 @@ def _of_family(family, kind, base, **attributes):
 
 def _embedding(config):
     split = config.tensor_parallel_degree > 1 and config.vocab_size % config.tensor_parallel_degree == 0
-    return (VocabParallelEmbedding if split else nn.Embedding)(config.vocab_size, config.hidden_size)
+    embedding = (VocabParallelEmbedding if split else nn.Embedding)(config.vocab_size, config.hidden_size)
+    scale = spec_of(config).embedding_scale
+    if scale != 1.0:  # a hook: whatever class computes the lookup, the scale comes behind it
+        embedding.register_forward_post_hook(lambda _, ids, embedded: embedded * _rounded(scale, embedded.dtype))
+    return embedding
+
+
+@cache
+def _rounded(number, dtype):
+    """A number as the weights' type has it, by which transformers multiplies."""
+    return paddle.to_tensor(number, dtype, place=paddle.CPUPlace()).astype("float32").item()
 
 
 class _OwnModel:
@@ -114,6 +126,13 @@ class _ForCausalLM(OwnForwardForCausalLM, _Whole):
     """See `OwnForwardForCausalLM`."""
 
     parts_module, parts_title = modeling, "Llama"
+
+    def prepare_inputs_for_generation(self, input_ids, use_cache=False, past_key_values=None, **others):
+        """As PaddleNLP's Llama; where longrope's angles change with the token that comes, all keys are made again."""
+        rope = self.llama.layers[0].rope
+        if past_key_values and rope.switches_at is not None and input_ids.shape[1] == rope.switches_at + 1:
+            past_key_values = None
+        return super().prepare_inputs_for_generation(input_ids, use_cache, past_key_values, **others)
 
 
 class _EmbeddingPipe(nn.Layer):

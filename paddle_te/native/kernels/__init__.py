@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ ELEMENTS: dict[int, tuple[str, int]] = {
     DType.FLOAT16: ("float16", 8),
     DType.FLOAT32: ("float", 4),
 }
+
+
+def float32_bits(number: float) -> int:
+    """Return the bits of a number in float32, as a part of a kernel's parameter of 8 bytes."""
+    (bits,) = struct.unpack("I", struct.pack("f", number))
+    return int(bits)
 
 
 @cache

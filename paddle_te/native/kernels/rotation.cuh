@@ -3,8 +3,9 @@
 // The first `turned` of a head's d numbers are rotated, in pairs (RoFormer, arXiv:2104.09864): pair i by angle a[i] is
 //   y[first]  = x[first] cos(a[i]) - x[second] sin(a[i])
 //   y[second] = x[second] cos(a[i]) + x[first] sin(a[i])      backward: the same with -sin.
-// A pair is numbers i and i + turned / 2 (NeoX, Llama), or, interleaved, numbers 2i and 2i + 1 (GPT-J, GLM). The rest
-// is in pairs, too, which angle 0 leaves as they are.
+// and a factor, which is 1 in most models, multiplies both (LongRoPE's, arXiv:2402.13753). A pair is numbers i and
+// i + turned / 2 (NeoX, Llama), or, interleaved, numbers 2i and 2i + 1 (GPT-J, GLM). The rest is in pairs, too, which
+// angle 0 leaves as they are.
 //
 // A thread holds two vectors of a head, `low` and `high`, which make as many pairs as a vector has numbers: those from
 // `place` on. So place is from 0 to d / 2, in steps of Vector<T>::size, which must divide turned / 2 and d / 2.
@@ -12,10 +13,15 @@
 
 #include "types.cuh"
 
-// How wide a head is, and how many of its numbers are turned: two numbers of 32 bits in one parameter.
+// How wide a head is, how many of its numbers are turned, two numbers of 16 bits, and what these are multiplied by: in
+// one parameter.
 struct Widths {
   int d, turned;
-  __device__ explicit Widths(long long both) : d(static_cast<int>(both)), turned(static_cast<int>(both >> 32)) {}
+  float factor;
+  __device__ explicit Widths(long long all)
+      : d(static_cast<int>(all & 0xffff)),
+        turned(static_cast<int>(all >> 16 & 0xffff)),
+        factor(__uint_as_float(static_cast<unsigned>(all >> 32))) {}
 };
 
 // Fills cosines and sines [d / 2] of the token's pairs, in shared memory. angles: its row of at least turned / 2; 0 for
@@ -23,7 +29,10 @@ struct Widths {
 __device__ void take_angles(const float* angles, Widths widths, float sign, float* cosines, float* sines) {
   for (int i = threadIdx.x; i < widths.d / 2; i += blockDim.x) {
     float sine = 0, cosine = 1;
-    if (angles && i < widths.turned / 2) sincosf(angles[i], &sine, &cosine);
+    if (angles && i < widths.turned / 2) {
+      sincosf(angles[i], &sine, &cosine);
+      sine *= widths.factor, cosine *= widths.factor;
+    }
     cosines[i] = cosine;
     sines[i] = sign * sine;
   }

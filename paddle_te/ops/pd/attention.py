@@ -7,6 +7,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from paddle_te.fp8.emulation import emulated_fp8_attention
+from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
@@ -14,14 +15,14 @@ from paddle_te.ops.norms import Norm, QKNorm
 from paddle_te.ops.pd.linear import normalize
 
 
-def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, angles: Tensor, heads: Heads) -> Tensor:
     """Rotate the first numbers of x [b, s, heads, d], in float32; angles: [b or 1, s, 1, numbers], halves alike."""
-    width = angles.shape[-1]
+    width, interleaved = angles.shape[-1], heads.interleaved
     angles = angles[..., : width // 2]
     x, kept = x[..., :width].astype("float32"), x[..., width:].astype("float32")
     pairs = x.reshape([*x.shape[:-1], *((-1, 2) if interleaved else (2, -1))])
     first, second = pairs.unbind(-1 if interleaved else -2)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = (heads.rotary_factor * part for part in (angles.cos(), angles.sin()))
     halves = [first * cos - second * sin, second * cos + first * sin]
     turned = paddle.stack(halves, -1 if interleaved else -2).reshape(x.shape)
     return turned if not kept.shape[-1] else paddle.concat([turned, kept], -1)
@@ -29,7 +30,7 @@ def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
 
 def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """Split the fused projection into heads, norm and rotate q and k, in float32: see `ops.interface`."""
-    num_heads, num_kv_heads, qk_norm, interleaved = heads
+    num_heads, num_kv_heads, qk_norm, *_ = heads
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
     q, k, v = qkv.reshape([b, s, -1, d]).split([num_heads, num_kv_heads, num_kv_heads], 2)
@@ -38,7 +39,7 @@ def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor,
     if freqs is None:
         return q, k, v
     angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
-    q, k = (_rotate(t, angles, interleaved).astype(t.dtype) for t in (q, k))
+    q, k = (_rotate(t, angles, heads).astype(t.dtype) for t in (q, k))
     return q, k, v
 
 
@@ -68,7 +69,7 @@ def dot_product_attention(
 
     Raises ValueError for cu_seqlens that do not cover all tokens.
     """
-    scale, causal, window, dropout = scores
+    scale, causal, window, dropout, softcap = scores
     if quantizers is not None:
         return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
     if cu_seqlens is not None:
@@ -77,7 +78,7 @@ def dot_product_attention(
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
     k, v = (t.transpose([0, 2, 1, 3]).unsqueeze(2) for t in (k, v))
-    products = paddle.matmul(q, k, transpose_y=True).astype("float32")
+    products = soft_cap(paddle.matmul(q, k, transpose_y=True).astype("float32"), softcap)
     if attention_mask is not None:
         products = products + attention_mask.astype(products.dtype).unsqueeze(2)
     elif causal:
@@ -157,7 +158,7 @@ def rotary_attention(
     return dot_product_attention(*rotary_qkv(qkv, freqs, heads), scores, cu_seqlens=cu_seqlens, quantizers=quantizers)
 
 
-def check_attention(head_dim: int, window: int, masked: bool, dropout: float) -> None:
+def check_attention(head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0) -> None:
     """Raise nothing: there is all of it here."""
 
 

@@ -243,21 +243,23 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
 
 class RotationSettings(NamedTuple):
     """What a `Heads` says of norms and rotation besides tensors. eps: the norms', None for none. ranks: how many share
-    the heads of norms over all of them."""
+    the heads of norms over all of them. factor: of rotated numbers."""
 
     eps: float | None
     zero_centered_gamma: bool
     interleaved: bool
     over_all: bool
     ranks: int
+    factor: float
 
     @classmethod
     def of(cls, heads):
-        norm, interleaved = heads.qk_norm, heads.interleaved
+        norm = heads.qk_norm
         if norm is None:
-            return cls(None, False, interleaved, False, 1)
+            return cls(None, False, heads.interleaved, False, 1, heads.rotary_factor)
         ranks = 1 if norm.ranks is None else norm.ranks.size
-        return cls(norm.eps, norm.zero_centered_gamma, interleaved, norm.over_all, ranks)
+        of_norm = norm.eps, norm.zero_centered_gamma
+        return cls(*of_norm, heads.interleaved, norm.over_all, ranks, heads.rotary_factor)
 
     def weight_sizes(self, heads):
         """Numbers of q's and k's weights."""
@@ -285,12 +287,13 @@ class _Rotation:
 
     @property
     def _turn(self):
-        return rope.Turn(None if self.freqs is None else self.freqs.shape[-1], self.settings.interleaved)
+        width = None if self.freqs is None else self.freqs.shape[-1]
+        return rope.Turn(width, self.settings.interleaved, self.settings.factor)
 
     @property
     def _norm(self):
         addresses = self.q_weight.data_ptr(), self.k_weight.data_ptr()
-        eps, zero_centered, _, over_all, ranks = self.settings
+        eps, zero_centered, _, over_all, ranks, _ = self.settings
         return native_norm.QKNorm(*addresses, eps, zero_centered, over_all, ranks)
 
     def _sums(self, rt, heads, grads, qkv):
@@ -632,7 +635,7 @@ def dot_product_attention(
     A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which other attention spares.
     In fp8 (quantizers) there is neither.
     """
-    scale, causal, window, dropout = scores
+    scale, causal, window, dropout, _ = scores  # `check_attention` refuses a soft cap
     (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
     code = dtype_code("query_layer", q)
     check_cu_seqlens(cu_seqlens)
@@ -713,12 +716,17 @@ def _additive_of(mask, padding, dtype, window):
     return dense(scores)
 
 
-def check_attention(head_dim: int, window: int, masked: bool, dropout: float) -> None:
+def check_attention(head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0) -> None:
     """Raises ValueError where cuDNN has no attention in 16 bits as it is called here.
 
-    window, dropout: as `ops` has them. masked: with an additive mask, as with a cache.
+    window, dropout, softcap: as `ops` has them. masked: with an additive mask, as with a cache.
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, for training.
     """
+    if softcap:
+        raise ValueError(
+            f"backend transformer_engine: attn_logit_softcapping={softcap}: its attention has no soft cap; use "
+            "backend paddle"
+        )
     capability = runtime.current().stream.capability
     after_hopper = capability >= (10, 0)
     greatest = 256 if capability == (9, 0) else 128

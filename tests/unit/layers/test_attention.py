@@ -38,12 +38,13 @@ def rms_norm(x, weight, eps):
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def rotated(x, angles, interleaved):
-    """Number by number: pair i is turned by angles[…, i]."""
+def rotated(x, angles, interleaved, factor):
+    """Number by number: pair i is turned by angles[…, i], and multiplied by the factor."""
     columns, width = list(x.unbind(-1)), angles.shape[-1]
     for i in range(width // 2):
         first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + width // 2)
-        a, b, cos, sin = columns[first], columns[second], angles[..., i].cos(), angles[..., i].sin()
+        a, b = columns[first], columns[second]
+        cos, sin = (factor * part for part in (angles[..., i].cos(), angles[..., i].sin()))
         columns[first], columns[second] = a * cos - b * sin, a * sin + b * cos
     return paddle.stack(columns, -1)
 
@@ -56,7 +57,8 @@ def formula(x, values, angles, seen, options):
     qkv = paddle.matmul(normed, values["layernorm_qkv.weight"].T)
     d = qkv.shape[-1] // (HEADS + 2 * KV_HEADS)
     q, k, v = qkv.reshape([b, s, -1, d]).split([HEADS, KV_HEADS, KV_HEADS], 2)
-    steps = [lambda x, name: x if angles is None else rotated(x, angles, options.get("rotary_pos_interleaved"))]
+    turn = options.get("rotary_pos_interleaved"), options.get("rotary_factor", 1.0)
+    steps = [lambda x, name: x if angles is None else rotated(x, angles, *turn)]
     if "qk_norm_type" in options:
         eps = options.get("qk_norm_eps", 1e-6)
         before = options.get("qk_norm_before_rope", False)
@@ -71,6 +73,8 @@ def formula(x, values, angles, seen, options):
         q, k = step(q, "q"), step(k, "k")
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 2).transpose([0, 2, 1, 3]) for x in (k, v))
     scores = paddle.matmul(q.transpose([0, 2, 1, 3]), k, transpose_y=True) / d**0.5
+    if cap := options.get("attn_logit_softcapping"):
+        scores = cap * (scores / cap).tanh()
     softmax = F.softmax(paddle.where(paddle.to_tensor(seen), scores, paddle.full([], -1e300, "float64")), -1)
     context = paddle.matmul(softmax, v).transpose([0, 2, 1, 3]).flatten(2)
     out = paddle.matmul(context, values["proj.weight"].T)
@@ -88,6 +92,8 @@ def formula(x, values, angles, seen, options):
     (dict(rotary_pos_interleaved=True), None, CAUSAL),
     (dict(kv_channels=24), "part of a head", CAUSAL),
     (dict(kv_channels=24, rotary_pos_interleaved=True), "part of a head", CAUSAL),
+    (dict(kv_channels=24, rotary_factor=1.2), "part of a head", CAUSAL),
+    (dict(attn_logit_softcapping=0.5), "cu_seqlens", CAUSAL & TOGETHER),
     (NORM, "cu_seqlens", CAUSAL & TOGETHER),
     (dict(norms="after"), None, CAUSAL),
     (dict(norms="both"), "cu_seqlens", CAUSAL & TOGETHER),

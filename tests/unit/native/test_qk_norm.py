@@ -32,12 +32,13 @@ def te(on_cpu, monkeypatch):
 
 
 @pytest.fixture(
-    params=[(2, 4, 4, 4, 16), (1, 7, 6, 2, 24), (1, 2, 10, 2, 128), (1, 3, 3, 1, 256), (1, 3, 4, 2, 128, 96)]
+    params=[(2, 4, 4, 4, 16), (1, 7, 6, 2, 24), (1, 2, 10, 2, 128), (1, 3, 3, 1, 256), (1, 3, 4, 2, 128, 96, 1.25)]
 )
 def case(request, seed, options):
     """(packed q, k, v [b, s, heads, d], angles, both weights, the kernels' sizes, turn)."""
-    b, s, heads, kv_heads, d, *width = request.param
-    random, turn = np.random.default_rng(seed), rope.Turn(*width or [None], bool(options[0]))
+    b, s, heads, kv_heads, d, *part = request.param
+    random = np.random.default_rng(seed)
+    turn = rope.Turn(*part[:1] or [None], bool(options[0]), *part[1:])
     half = random.uniform(-50, 50, (s, (turn.width or d) // 2)).astype("float32")
     angles, qkv = aligned((s, turn.width or d)), aligned((b, s, heads + 2 * kv_heads, d))
     angles[:], qkv[:] = np.concatenate([half, half], axis=1), random.standard_normal(qkv.shape)
@@ -97,7 +98,7 @@ def test_forward(te, case, packed, rotates, zero_centered):
     *of_heads, v = split(qkv, heads, kv_heads)
     for x, weight, found in zip(of_heads, weights, got, strict=False):
         want = normed(x, zero_centered + weight)
-        want = rotated(want, angles, 1, turn.interleaved) if rotates else want
+        want = rotated(want, angles, 1, turn) if rotates else want
         np.testing.assert_allclose(found, want, atol=4e-5)
     np.testing.assert_array_equal(got[2], v)
 
@@ -130,7 +131,7 @@ def test_backward(te, case, seed, packed, trained, zero_centered):
         assert np.isnan(partials).all()
     parts = zip(split(qkv, heads, kv_heads), wanted, weights, got, of_weights, strict=False)
     for x, grad, weight, dx, dweight in parts:
-        want, want_weight = norm_backward(rotated(grad, angles, -1, turn.interleaved), x, zero_centered + weight)
+        want, want_weight = norm_backward(rotated(grad, angles, -1, turn), x, zero_centered + weight)
         np.testing.assert_allclose(dx, want, atol=1e-4)
         if trained:
             np.testing.assert_allclose(dweight, want_weight, atol=2e-4)

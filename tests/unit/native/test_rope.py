@@ -29,10 +29,11 @@ def aligned(shape):
     return memory[start : start + size].reshape(shape)
 
 
-def rotated(x, angles, sign, interleaved=False):
+def rotated(x, angles, sign, turn):
     """x: [b, s, h, d]; angles: [s, numbers that are turned], of which the first half is read. In float64."""
     width = angles.shape[1]
-    turns = np.exp(1j * sign * angles[:, : width // 2].astype("float64"))[:, None]
+    interleaved = turn.interleaved
+    turns = turn.factor * np.exp(1j * sign * angles[:, : width // 2].astype("float64"))[:, None]
     pairs = x[..., :width].reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1))).astype("float64")
     first, second = np.moveaxis(pairs, -1 if interleaved else -2, 0)
     turned = (first + 1j * second) * turns
@@ -41,11 +42,11 @@ def rotated(x, angles, sign, interleaved=False):
 
 
 @pytest.fixture(
-    params=[(2, 5, 4, 4, 16), (1, 7, 6, 2, 24), (3, 3, 3, 1, 128), (1, 2, 40, 40, 64), (1, 4, 2, 1, 32, 24)]
+    params=[(2, 5, 4, 4, 16), (1, 7, 6, 2, 24), (3, 3, 3, 1, 128), (1, 2, 40, 40, 64), (1, 4, 2, 1, 32, 24, 1.25)]
 )
 def case(request, seed, interleaved):
-    b, s, heads, kv_heads, d, *width = request.param
-    random, turn = np.random.default_rng(seed), rope.Turn(*width or [None], interleaved)
+    b, s, heads, kv_heads, d, *part = request.param
+    random, turn = np.random.default_rng(seed), rope.Turn(*part[:1] or [None], interleaved, *part[1:])
     half = random.uniform(-50, 50, (s, (turn.width or d) // 2)).astype("float32")
     angles = aligned((s, turn.width or d))
     angles[:] = np.concatenate([half, half], axis=1)
@@ -88,8 +89,8 @@ def test_split(te, case):
     q, k, v = (aligned(part.shape) for part in split(qkv, heads, kv_heads))
     rope.rope_split(te, te, *map(address, (qkv, q, k, v, angles)), *sizes, turn)
     want_q, want_k, want_v = split(qkv, heads, kv_heads)
-    np.testing.assert_allclose(q, rotated(want_q, angles, 1, turn.interleaved), atol=1e-5)
-    np.testing.assert_allclose(k, rotated(want_k, angles, 1, turn.interleaved), atol=1e-5)
+    np.testing.assert_allclose(q, rotated(want_q, angles, 1, turn), atol=1e-5)
+    np.testing.assert_allclose(k, rotated(want_k, angles, 1, turn), atol=1e-5)
     np.testing.assert_array_equal(v, want_v)
 
 
@@ -104,8 +105,8 @@ def test_merge(te, case):
     dqkv = aligned(packed.shape)
     rope.rope_merge(te, te, *map(address, (*grads, dqkv, angles)), *sizes, turn)
     dq, dk, dv = split(dqkv, heads, kv_heads)
-    np.testing.assert_allclose(dq, rotated(grads[0], angles, -1, turn.interleaved), atol=1e-5)
-    np.testing.assert_allclose(dk, rotated(grads[1], angles, -1, turn.interleaved), atol=1e-5)
+    np.testing.assert_allclose(dq, rotated(grads[0], angles, -1, turn), atol=1e-5)
+    np.testing.assert_allclose(dk, rotated(grads[1], angles, -1, turn), atol=1e-5)
     np.testing.assert_array_equal(dv, grads[2])
 
 
@@ -117,8 +118,8 @@ def test_in_place(te, case, backward):
     rope.rope_packed(te, te, address(qkv), address(qkv), address(angles), *sizes, backward, turn)
     q, k, v = split(qkv, heads, kv_heads)
     sign = -1 if backward else 1
-    np.testing.assert_allclose(q, rotated(before[0], angles, sign, turn.interleaved), atol=1e-5)
-    np.testing.assert_allclose(k, rotated(before[1], angles, sign, turn.interleaved), atol=1e-5)
+    np.testing.assert_allclose(q, rotated(before[0], angles, sign, turn), atol=1e-5)
+    np.testing.assert_allclose(k, rotated(before[1], angles, sign, turn), atol=1e-5)
     np.testing.assert_array_equal(v, before[2])
 
 
@@ -130,7 +131,7 @@ def test_addresses(fake, monkeypatch, dtype, size, vector):
     rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
     chunks = 32 // 2 // vector
     packed = [0x10000, 0x10000 + 4 * 32 * size, 0x10000 + 6 * 32 * size, 256, 256, 256]
-    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32 | 32 << 32, 1]
+    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32 | 32 << 16 | 0x3F800000 << 32, 1]
     assert fake.calls() == [["cuLaunchKernel", 10, 1, 1, 256 // chunks * chunks, 1, 1, 128, 0x5000, arguments, False]]
     name = {DType.BFLOAT16: "rope_bfloat16", DType.FLOAT16: "rope_float16", DType.FLOAT32: "rope_float"}[dtype]
     assert asked == [(name, "rope.cu", (9, 0))]

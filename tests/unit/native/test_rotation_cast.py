@@ -32,7 +32,7 @@ def e4m3_of(codes):
 @pytest.mark.parametrize("packed", [True, False])
 def test_it_casts_what_the_others_write(te, seed, options, packed):
     b, s, heads, kv_heads, d, width = 2, 5, 6, 2, 32, 24
-    random, turn = np.random.default_rng(seed), rope.Turn(width, bool(options[0]))
+    random, turn = np.random.default_rng(seed), rope.Turn(width, bool(options[0]), 1.25)
     half = random.uniform(-50, 50, (s, width // 2)).astype("float32")
     angles, qkv = aligned((s, width)), aligned((b, s, heads + 2 * kv_heads, d))
     angles[:], qkv[:] = np.concatenate([half, half], axis=1), random.standard_normal(qkv.shape)
@@ -58,7 +58,7 @@ def test_it_casts_what_the_others_write(te, seed, options, packed):
     if norm:
         root = [np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) for x in normed]
         normed = [x / r * (1 + weight) for x, r, weight in zip(normed, root, weights, strict=True)]
-    want = [*(rotated(x, angles, 1, turn.interleaved) for x in normed), v]
+    want = [*(rotated(x, angles, 1, turn) for x in normed), v]
     greatest = max(np.abs(x).max() for x in want)
     assert amax == pytest.approx(greatest, rel=1e-5) and scale_inv == np.float32(1) / scale
     for x, found in zip(want, got, strict=True):

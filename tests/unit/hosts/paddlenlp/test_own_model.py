@@ -32,7 +32,7 @@ def save(folder, name, seed, shapes):
     folder.mkdir()
     config = model_cases.config(name) | {"torch_dtype": "float32", "transformers_version": "4.51.3"}
     (folder / "config.json").write_text(json.dumps(config))
-    weights = {key: model_cases.weight(key, shape, seed) for key, shape in shapes.items()}
+    weights = {key: model_cases.weight(name, key, shape, seed) for key, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -96,7 +96,7 @@ def test_there_and_back(folder, tmp_path, name):
     """The same bits and names, by way of shares of two tensor parallel ranks and, where the head has a weight of its
     own, three pipeline stages."""
     convert(folder, tmp_path / "te", "hf2te", progress=False)
-    stages = 1 if model_cases.config(name).get("tie_word_embeddings") else 3
+    stages = 3 if "lm_head.weight" in STORED[name]["shapes"] else 1
     degrees = dict(tensor_parallel_degree=2, pipeline_parallel_degree=stages)
     convert(tmp_path / "te", tmp_path / "shares", "reshard", **degrees, progress=False)
     convert(tmp_path / "shares", tmp_path / "back", "te2hf", progress=False)
@@ -105,6 +105,33 @@ def test_there_and_back(folder, tmp_path, name):
     assert all((files[0][key] == files[1][key]).all() for key in files[0])
     said = [json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back")]
     assert {key: said[1].get(key) for key in said[0]} == said[0] | {"transformers_version": None}
+
+
+@pytest.mark.parametrize("name", ["gemma3"])
+def test_of_a_model_that_sees_pictures_the_text_is_read(folder, tmp_path, caplog, capsys):
+    """As Gemma 3's folders from 4B on: the language model is in text_config and under names of its own."""
+    said = json.loads((folder / "config.json").read_text())
+    outside = {key: said.pop(key) for key in ("torch_dtype", "transformers_version")} | {"model_type": "gemma3"}
+    nested = outside | {"eos_token_id": [1, 106], "text_config": said, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(nested))
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    sees = {"vision_tower.vision_model.post_layernorm.weight": np.ones(8, "float32")}
+    shards = {"1": {f"language_model.{key}": value for key, value in weights.items()}, "2": sees}
+    for number, tensors in shards.items():
+        save_file(tensors, folder / f"model-0000{number}-of-00002.safetensors", {"format": "pt"})
+    names = {key: f"model-0000{number}-of-00002.safetensors" for number, tensors in shards.items() for key in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    check(folder, SEED, STORED["gemma3"])
+    remark = "config.json: text_config is read, the language model; what sees pictures is left out"
+    assert remark in caplog.text
+    convert(folder, tmp_path / "te", "hf2te", progress=False)
+    convert(tmp_path / "te", tmp_path / "back", "te2hf", progress=False)
+    assert remark in capsys.readouterr().out
+    back = load_file(*(tmp_path / "back").glob("*.safetensors"))
+    assert back.keys() == weights.keys() and all((back[key] == weights[key]).all() for key in weights)
+    written = json.loads((tmp_path / "back/config.json").read_text())
+    assert written.items() >= {"model_type": "gemma3_text", "eos_token_id": [1, 106], "sliding_window": 8}.items()
 
 
 @pytest.mark.parametrize("name", model_cases.MODELS)
@@ -156,6 +183,12 @@ def test_the_host_has_no_class(folder, tmp_path):
         load_config(folder, "none")
     with pytest.raises(CheckpointError, match="PaddleNLP has no class for Qwen3, and so no layout; use hf2te or te2hf"):
         convert(folder, tmp_path / "pd", "hf2pd")
+
+
+@pytest.mark.parametrize("name", ["gemma2"])
+def test_transformer_engine_has_no_soft_cap(folder):
+    with pytest.raises(ConfigError, match="attn_logit_softcapping=4.0: Transformer Engine's attention has no soft cap"):
+        load_config(folder, "transformer_engine")
 
 
 @pytest.mark.parametrize("name", ["qwen3"])
