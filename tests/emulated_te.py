@@ -549,8 +549,12 @@ def launch(kernel, grid, block, shared, stream, *arguments):
 
 def rope(dtype, tokens, turn, *arguments):
     """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
-    source, target, (angles, s, heads, kv_heads, widths, backward) = arguments[:6], arguments[6:12], arguments[12:]
-    d = turn.read(widths)
+    source, target, (angles, s, heads, kv_heads, widths, factor, backward) = (
+        arguments[:6],
+        arguments[6:12],
+        arguments[12:],
+    )
+    d = turn.read(widths, factor)
     places = [_heads_of(dtype, tokens, place, (heads, kv_heads, kv_heads), d) for place in (source, target)]
     for i, (x, y) in enumerate(zip(*places, strict=True)):
         values = x.astype(np.float32)
@@ -570,10 +574,10 @@ class _Turn:
     def __init__(self, interleaved, over_all=False, norms=False):
         self.interleaved, self.over_all, self.norms = interleaved, over_all, norms
 
-    def read(self, widths):
-        """d, of a parameter that tells how many of these numbers are turned, too, and by what they are multiplied."""
-        self.width, self.factor = widths >> 16 & 0xFFFF, np.uint32(widths >> 32).view(np.float32)
-        return widths & 0xFFFF
+    def read(self, widths, factor):
+        """d, of the parameters that tell how many of these numbers are turned, too, and by what they are multiplied."""
+        self.width, self.factor = widths >> 32, np.uint32(factor).view(np.float32)
+        return widths & 0xFFFFFFFF
 
     def __call__(self, values, angles, s, sign):
         if not angles:
@@ -611,8 +615,8 @@ class _Norm:
 
 def qk_norm_forward(dtype, tokens, turn, *arguments):
     """kernels/qk_norm.cu."""
-    q_weight, k_weight, sums, angles, s, heads, widths, norm = arguments[12:]
-    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, sums, tokens)
+    q_weight, k_weight, sums, angles, s, heads, widths, factor, norm = arguments[12:]
+    sizes, d, norm = _three(heads), turn.read(widths, factor), _Norm(turn, norm, sums, tokens)
     *source, v = _heads_of(dtype, tokens, arguments[:6], sizes, d)
     *target, v_out = _heads_of(dtype, tokens, arguments[6:12], sizes, d)
     for i, (x, y, weight) in enumerate(zip(source, target, (q_weight, k_weight), strict=True)):
@@ -628,8 +632,8 @@ def _three(heads):
 
 def qk_norm_sums(dtype, tokens, turn, dq, dk, dq_stride, dk_stride, q, k, stride, q_weight, k_weight, *others):
     """kernels/qk_norm.cu, before the ranks meet."""
-    sums, angles, s, heads, widths, norm = others
-    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, sums, tokens)
+    sums, angles, s, heads, widths, factor, norm = others
+    sizes, d, norm = _three(heads), turn.read(widths, factor), _Norm(turn, norm, sums, tokens)
     norm.sums[...] = 0
     for i, (dy, dy_stride, x, weight) in enumerate(((dq, dq_stride, q, q_weight), (dk, dk_stride, k, k_weight))):
         x = strided(x, (tokens, sizes[i], d), stride, dtype).astype(np.float32)
@@ -643,11 +647,11 @@ def qk_norm_sums(dtype, tokens, turn, dq, dk, dq_stride, dk_stride, q, k, stride
 def qk_norm_backward(dtype, grid, turn, *arguments):
     """kernels/qk_norm.cu; all of the weights' gradients are in the first block's part."""
     dq, dk, dv, *strides, q, k, stride = arguments[:9]
-    places, (q_weight, k_weight, sums, partials, angles, s, tokens, blocks, heads, widths, norm) = (
+    places, (q_weight, k_weight, sums, partials, angles, s, tokens, heads, widths, factor, norm) = (
         arguments[9:13], arguments[13:]
     )  # fmt: skip
-    assert grid == blocks
-    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, sums, tokens)
+    blocks = grid
+    sizes, d, norm = _three(heads), turn.read(widths, factor), _Norm(turn, norm, sums, tokens)
     *grads, v = _heads_of(dtype, tokens, (dq, dk, dv, *strides), sizes, d)
     *target, v_out = _heads_of(dtype, tokens, (*places[:3], *[places[3]] * 3), sizes, d)
     found = []
@@ -667,8 +671,11 @@ def qk_norm_backward(dtype, grid, turn, *arguments):
 
 def rotation_cast(dtype, tokens, turn, q, k, v, stride, *others):
     """kernels/rotation_cast.cu."""
-    places, (q_weight, k_weight, angles, s, heads, widths, norm, scale, amax, scale_inv) = others[:6], others[6:]
-    sizes, d, norm = _three(heads), turn.read(widths), _Norm(turn, norm, 0, tokens)
+    places, (q_weight, k_weight, angles, s, heads, widths, factor, norm, scale, amax, scale_inv) = (
+        others[:6],
+        others[6:],
+    )
+    sizes, d, norm = _three(heads), turn.read(widths, factor), _Norm(turn, norm, 0, tokens)
     source = _heads_of(dtype, tokens, (q, k, v, stride, stride, stride), sizes, d)
     target = _heads_of(NUMPY[DType.FLOAT8_E4M3], tokens, places, sizes, d)
     scale, amax, scale_inv = (at(address, (1,), np.float32) for address in (scale, amax, scale_inv))

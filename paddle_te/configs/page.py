@@ -41,8 +41,8 @@ def page() -> str:
         ),
         *(_section(FAMILIES[name].title, _model_types(FAMILIES[name]), record) for name, record in SCHEMAS.items()),
         "## rope_scaling and rope_parameters",
-        "The kinds are `default`, `linear`, `dynamic`, `ntk`, `llama3`, `yarn` and, of Phi3, `longrope`. PaddleNLP's rope_scaling_type says "
-        "`linear`, `ntk` or `dynamic_ntk`, with rope_scaling_factor.",
+        "The kinds are `default`, `linear`, `dynamic`, `ntk`, `llama3`, `yarn` and, of Phi3, `longrope`. "
+        "PaddleNLP's rope_scaling_type says `linear`, `ntk` or `dynamic_ntk`, with rope_scaling_factor.",
         "\n".join(["| key | it must be |", "|---|---|", *map(_scaling_row, fields(Scaling))]),
         "## Other keys",
         "transformers and PaddleNLP also write keys that say nothing about training, such as `use_cache` or "

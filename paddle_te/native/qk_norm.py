@@ -62,7 +62,7 @@ class QKNorm(NamedTuple):
         compiled = self._kernel("sums", d, dtype, turn, stream)
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         dq, dk, _, dq_stride, dk_stride, _ = [0] * 6 if grads is None else _places(grads, heads, kv_heads, d, dtype)
-        weights, sizes = (self.q_weight, self.k_weight), (s, heads | kv_heads << 32, turn.widths(d), self.bits)
+        weights, sizes = (self.q_weight, self.k_weight), (s, heads | kv_heads << 32, *turn.parameters(d), self.bits)
         arguments = dq, dk, dq_stride, dk_stride, q, k, stride, *weights, sums, angles, *sizes
         te.launch(compiled, tokens, _BLOCK, 4 * (d + 4 * _BLOCK // 32), stream, *arguments)
 
@@ -89,7 +89,7 @@ class QKNorm(NamedTuple):
         compiled = self._kernel("forward", d, dtype, turn, stream)
         *source, stride = packed(qkv, heads, kv_heads, d, dtype)
         places, weights = _places(target, heads, kv_heads, d, dtype), (self.q_weight, self.k_weight)
-        sizes = s, heads | kv_heads << 32, turn.widths(d), self.bits
+        sizes = s, heads | kv_heads << 32, *turn.parameters(d), self.bits
         arguments = *source, stride, stride, stride, *places, *weights, sums, angles, *sizes
         te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)
 
@@ -120,7 +120,7 @@ class QKNorm(NamedTuple):
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
         blocks, weights = min(tokens, _BLOCKS), (self.q_weight, self.k_weight)
-        sizes = s, tokens, blocks, heads | kv_heads << 32, turn.widths(d), self.bits
+        sizes = s, tokens, heads | kv_heads << 32, *turn.parameters(d), self.bits
         arguments = *source, q, k, stride, *out, *weights, sums, partials, angles, *sizes
         rows = max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
         shared = 4 * (d + (heads + kv_heads) * d if self.over_all else rows)

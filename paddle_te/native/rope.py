@@ -25,9 +25,9 @@ class Turn(NamedTuple):
     interleaved: bool = False
     factor: float = 1.0
 
-    def widths(self, d: int) -> int:
-        """Return the kernels' parameter, with the head's width d."""
-        return d | (self.width or d) << 16 | float32_bits(self.factor) << 32
+    def parameters(self, d: int) -> tuple[int, int]:
+        """Return the kernels' two parameters, with the head's width d."""
+        return d | (self.width or d) << 32, float32_bits(self.factor)
 
     def check(self, d: int, vector: int) -> None:
         """Raise ValueError for a width that the kernels do not take. vector: numbers of 16 bytes."""
@@ -145,5 +145,5 @@ def _launch(
         )
     turn.check(d, vector)
     function = kernel(name, "rope.cu", stream.capability, INTERLEAVED=int(turn.interleaved))
-    block, sizes = chunks * (256 // chunks), (s, heads, kv_heads, turn.widths(d))
+    block, sizes = chunks * (256 // chunks), (s, heads, kv_heads, *turn.parameters(d))
     te.launch(function, tokens, block, d * 4, stream, *source, *target, angles, *sizes, backward)

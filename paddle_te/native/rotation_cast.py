@@ -52,7 +52,7 @@ def rotation_cast(
     compiled = kernel(f"rotation_cast_{ELEMENTS[dtype][0]}", "rotation_cast.cu", stream.capability, **defines)
     of_norm = norm or _NO_NORM
     places = *target[:3], *target.strides, of_norm.q_weight, of_norm.k_weight
-    sizes = s, heads | kv_heads << 32, turn.widths(d), of_norm.bits
+    sizes = s, heads | kv_heads << 32, *turn.parameters(d), of_norm.bits
     factors = target.scale, target.amax, target.scale_inv
     arguments = *packed(qkv, heads, kv_heads, d, dtype), *places, angles, *sizes, *factors
     te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)

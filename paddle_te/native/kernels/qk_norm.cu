@@ -86,12 +86,12 @@ __device__ void sum_of_block(const float (&low)[size], const float (&high)[size]
   }
 }
 
-// dx from dy, which is of the rotated heads, and from x. Each of `blocks` blocks takes every blocks-th token, and
-// writes its part of the weights' gradients to partials [blocks, 2, d], float32; 0 for none. dy may be dx.
+// dx from dy, which is of the rotated heads, and from x. Each block takes every gridDim.x-th token, and writes its part
+// of the weights' gradients to partials [blocks, 2, d], float32; 0 for none. dy may be dx.
 template <class T>
 __device__ void backward(const Heads<const T>& dy, const Heads<const T>& x, const Heads<T>& dx, const T* q_weight,
                          const T* k_weight, const float* sums, float* partials, const float* angles, long long s,
-                         long long tokens, long long blocks, Counts counts, Widths widths, int lanes, Norm norm) {
+                         long long tokens, Counts counts, Widths widths, int lanes, Norm norm) {
   extern __shared__ float shared[];
   constexpr int size = Vector<T>::size;
   const int d = widths.d;
@@ -104,7 +104,7 @@ __device__ void backward(const Heads<const T>& dy, const Heads<const T>& x, cons
   if (OVER_ALL && partials)
     for (int i = threadIdx.x; i < heads * d; i += blockDim.x) of_heads[i] = 0;
 
-  for (long long token = blockIdx.x; token < tokens; token += blocks) {
+  for (long long token = blockIdx.x; token < tokens; token += gridDim.x) {
     __syncthreads();
     take_angles(angles ? angles + token % s * widths.turned : angles, widths, -1, cosines, sines);
     __syncthreads();
@@ -230,27 +230,28 @@ __device__ void weights(const float* partials, T* dq_weight, T* dk_weight, long 
       const T* q_in, const T* k_in, const T* v_in, long long q_in_stride, long long k_in_stride,                      \
       long long v_in_stride, T* q_out, T* k_out, T* v_out, long long q_out_stride, long long k_out_stride,            \
       long long v_out_stride, const T* q_weight, const T* k_weight, const float* sums, const float* angles,           \
-      long long s, long long heads, long long widths, long long norm) {                                               \
+      long long s, long long heads, long long widths, long long factor, long long norm) {                             \
     forward<T>({q_in, k_in, v_in, q_in_stride, k_in_stride, v_in_stride},                                             \
                {q_out, k_out, v_out, q_out_stride, k_out_stride, v_out_stride}, q_weight, k_weight, sums, angles, s,  \
-               Counts(heads), Widths(widths), lanes_of_head<T>(Widths(widths).d), Norm(norm));                        \
+               Counts(heads), Widths(widths, factor), lanes_of_head<T>(static_cast<int>(widths)), Norm(norm));        \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(256) qk_norm_backward_##T(                                             \
       const T* dq, const T* dk, const T* dv, long long dq_stride, long long dk_stride, long long dv_stride,           \
       const T* q, const T* k, long long stride, T* dq_out, T* dk_out, T* dv_out, long long out_stride,                \
       const T* q_weight, const T* k_weight, const float* sums, float* partials, const float* angles, long long s,     \
-      long long tokens, long long blocks, long long heads, long long widths, long long norm) {                        \
+      long long tokens, long long heads, long long widths, long long factor, long long norm) {                        \
     backward<T>({dq, dk, dv, dq_stride, dk_stride, dv_stride}, {q, k, nullptr, stride, stride, 0},                    \
                 {dq_out, dk_out, dv_out, out_stride, out_stride, out_stride}, q_weight, k_weight, sums, partials,     \
-                angles, s, tokens, blocks, Counts(heads), Widths(widths), lanes_of_head<T>(Widths(widths).d),         \
-                Norm(norm));                                                                                          \
+                angles, s, tokens, Counts(heads), Widths(widths, factor),                                             \
+                lanes_of_head<T>(static_cast<int>(widths)), Norm(norm));                                              \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(256)                                                                   \
       qk_norm_sums_##T(const T* dq, const T* dk, long long dq_stride, long long dk_stride, const T* q, const T* k,    \
                        long long stride, const T* q_weight, const T* k_weight, float* sums, const float* angles,      \
-                       long long s, long long heads, long long widths, long long norm) {                              \
+                       long long s, long long heads, long long widths, long long factor, long long norm) {            \
     add_up<T>({dq, dk, nullptr, dq_stride, dk_stride, 0}, {q, k, nullptr, stride, stride, 0}, q_weight, k_weight,     \
-              sums, angles, s, Counts(heads), Widths(widths), lanes_of_head<T>(Widths(widths).d), Norm(norm));        \
+              sums, angles, s, Counts(heads), Widths(widths, factor), lanes_of_head<T>(static_cast<int>(widths)),     \
+              Norm(norm));                                                                                            \
   }                                                                                                                   \
   extern "C" __global__ void qk_norm_weights_##T(const float* partials, T* dq_weight, T* dk_weight, long long blocks, \
                                                  long long q_size, long long k_size) {                                \

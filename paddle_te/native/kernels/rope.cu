@@ -54,10 +54,10 @@ __device__ void rope(const T* q_in, const T* k_in, const T* v_in, long long q_in
       rope_##T(const T* q_in, const T* k_in, const T* v_in, long long q_in_stride, long long k_in_stride,              \
                long long v_in_stride, T* q_out, T* k_out, T* v_out, long long q_out_stride, long long k_out_stride,    \
                long long v_out_stride, const float* angles, long long s, long long q_heads, long long kv_heads,        \
-               long long widths, long long backward) {                                                                 \
+               long long widths, long long factor, long long backward) {                                               \
     rope<T, INTERLEAVED>(q_in, k_in, v_in, q_in_stride, k_in_stride, v_in_stride, q_out, k_out, v_out, q_out_stride,   \
                          k_out_stride, v_out_stride, angles, s, static_cast<int>(q_heads), static_cast<int>(kv_heads), \
-                         Widths(widths), backward ? -1.f : 1.f);                                                       \
+                         Widths(widths, factor), backward ? -1.f : 1.f);                                               \
   }
 ROPE(bfloat16)
 ROPE(float16)

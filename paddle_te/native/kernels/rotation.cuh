@@ -13,15 +13,15 @@
 
 #include "types.cuh"
 
-// How wide a head is, how many of its numbers are turned, two numbers of 16 bits, and what these are multiplied by: in
-// one parameter.
+// How wide a head is, and how many of its numbers are turned, two numbers of 32 bits in one parameter; and what the
+// turned ones are multiplied by.
 struct Widths {
   int d, turned;
   float factor;
-  __device__ explicit Widths(long long all)
-      : d(static_cast<int>(all & 0xffff)),
-        turned(static_cast<int>(all >> 16 & 0xffff)),
-        factor(__uint_as_float(static_cast<unsigned>(all >> 32))) {}
+  __device__ Widths(long long both, long long factor)
+      : d(static_cast<int>(both)),
+        turned(static_cast<int>(both >> 32)),
+        factor(__uint_as_float(static_cast<unsigned>(factor))) {}
 };
 
 // Fills cosines and sines [d / 2] of the token's pairs, in shared memory. angles: its row of at least turned / 2; 0 for

@@ -43,7 +43,7 @@ class _Heads:
     """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; code: their dtype for TE.
 
     of_documents: attention among the tokens of a document, which cu_seqlens tell; TE then counts the tokens of all
-    sequences in one, [t, h, d]. out: the output's shape.
+    sequences in one, [t, h, d]. out: the output's shape. longest: tokens that a sequence or document has at most.
     width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
     equal heads only; else q, k and v come one after another. layout: TE's name for that; separate: its name for three
     tensors. starts: {layout: elements before k and before v}.
@@ -51,8 +51,8 @@ class _Heads:
     """
 
     __slots__ = (
-        "q", "kv", "stats", "out", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "separate",
-        "starts", "stats_bytes", "_stats_at", "_bytes",
+        "q", "kv", "stats", "out", "tokens", "longest", "rope", "dtype", "code", "width", "packed", "layout",
+        "separate", "starts", "stats_bytes", "_stats_at", "_bytes",
     )  # fmt: skip
 
     def __init__(self, b, s, h, h_kv, d, code, keys, positions, of_documents=False):
@@ -60,6 +60,7 @@ class _Heads:
             sizes = f"{b} sequences of {s} tokens and {keys} keys, {h} heads and {h_kv} key-value heads"
             raise ValueError(f"attention of {sizes}: there must be tokens, and the latter must divide the former")
         self.tokens, self.out = b * s, [b, s, h * d]
+        self.longest = self.tokens if of_documents else s
         if of_documents:
             self.q, self.kv, self.stats = (b * s, h, d), (b * s, h_kv, d), (b * s, h, 1)
         else:
@@ -124,8 +125,10 @@ class _Sequences:
         self.mask, self.window = self.masks[causal], window
 
     @staticmethod
-    def of(cu_seqlens, causal, window):
-        """With documents or without."""
+    def of(cu_seqlens, causal, window, longest):
+        """With documents or without. A window that covers the `longest` sequence there can be is none: plain causal
+        attention is what cuDNN is tuned for."""
+        window = window if window < longest - 1 else -1
         return _Sequences(causal, window) if cu_seqlens is None else _Documents(cu_seqlens, causal, window)
 
     def behind(self, others):
@@ -471,9 +474,9 @@ def rotary_attention_forward(
     cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
     quantizers: attention's three, or none. settings: AttentionSettings. tp: of norms over all heads, or None.
     """
-    scale, causal, window, dropout = settings.scores
-    softmax = _Softmax(scale, _Sequences.of(cu_seqlens, causal, window), dropout, rng_state)
+    scale, causal, window, dropout, _ = settings.scores  # `check_attention` refuses a soft cap
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
+    softmax = _Softmax(scale, _Sequences.of(cu_seqlens, causal, window, heads.longest), dropout, rng_state)
     _check_norms(heads, q_weight, k_weight, settings.rotation)
     rotation = _Rotation(freqs, q_weight, k_weight, settings.rotation, tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
@@ -642,7 +645,7 @@ def dot_product_attention(
     for name, tensor in ("key_layer", k), ("value_layer", v):
         check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, d], q.dtype)
     if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:
-        seen = _Sequences.of(cu_seqlens, causal, window)
+        seen = _Sequences.of(cu_seqlens, causal, window, q.shape[1] if cu_seqlens is None else q.shape[0] * q.shape[1])
     else:
         padding = -keys % KEY_MULTIPLE
         seen = _Bias(_additive(attention_mask, s, keys, padding, q.dtype, causal, window))

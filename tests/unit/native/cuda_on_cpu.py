@@ -25,7 +25,7 @@ HARNESS = r"""
 #define __shared__ static
 #define __launch_bounds__(...)
 struct Index { unsigned x; };
-static thread_local Index threadIdx, blockIdx, blockDim;
+static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -115,7 +115,7 @@ static void run(void (*kernel)(P...), unsigned grid, unsigned block, const long 
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < block; t++)
       threads.emplace_back([=] {
-        threadIdx.x = t, blockIdx.x = b, blockDim.x = block;
+        threadIdx.x = t, blockIdx.x = b, blockDim.x = block, gridDim.x = grid;
         call(kernel, a, std::index_sequence_for<P...>());
       });
     for (auto& thread : threads) thread.join();

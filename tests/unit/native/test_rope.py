@@ -127,11 +127,11 @@ def test_in_place(te, case, backward):
 def test_addresses(fake, monkeypatch, dtype, size, vector):
     """Where q, k, v lie in the packed buffer follows from the dtype's size; through the extension's launch."""
     asked = []
-    monkeypatch.setattr(rope, "kernel", lambda *key, **_: asked.append(key) or 0x700 + 18)
+    monkeypatch.setattr(rope, "kernel", lambda *key, **_: asked.append(key) or 0x700 + 19)
     rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
     chunks = 32 // 2 // vector
     packed = [0x10000, 0x10000 + 4 * 32 * size, 0x10000 + 6 * 32 * size, 256, 256, 256]
-    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32 | 32 << 16 | 0x3F800000 << 32, 1]
+    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32 | 32 << 32, 0x3F800000, 1]
     assert fake.calls() == [["cuLaunchKernel", 10, 1, 1, 256 // chunks * chunks, 1, 1, 128, 0x5000, arguments, False]]
     name = {DType.BFLOAT16: "rope_bfloat16", DType.FLOAT16: "rope_float16", DType.FLOAT32: "rope_float"}[dtype]
     assert asked == [(name, "rope.cu", (9, 0))]
