@@ -91,12 +91,12 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     """Paddle's, or, where FactorAdamW can multiply all the gradients, only the `factor` that clips them."""
 
     factor: Tensor | None = None  # float32 [1] of the last call; None: the gradients that it returned are clipped
-    norm: Tensor | None = None  # float32 [] of the last call's gradients, where there is a factor
+    norm: Tensor | None = None  # float32 [] of the last call's gradients, before clipping
 
     def _dygraph_clip(self, params_grads: Sequence[MaybePair]) -> Sequence[MaybePair]:
         clipped = _clipped(params_grads)
         if not clipped or self.auto_skip_clip or not _take_factor(clipped):
-            self.factor = self.norm = None
+            self.factor, self.norm = None, _norm([grad for _, grad in clipped])
             return super()._dygraph_clip(params_grads)
         self.factor = self._clip_factor([grad for _, grad in clipped])
         return params_grads
@@ -182,10 +182,15 @@ def gradient_norm(clip: Any, params_grads: Sequence[MaybePair]) -> Tensor:
         return clip.norm.reshape([])
     pairs = [(p, grad) for p, grad in params_grads if grad is not None]
     grads = [grad for _, grad in pairs]
-    if _take_factor(pairs):
-        squares = multi_tensor.squared_norms(grads)
-    else:
-        squares = [_squared_l2_norm(grad) for grad in grads]
+    return _root(multi_tensor.squared_norms(grads)) if _take_factor(pairs) else _norm(grads)
+
+
+@paddle.no_grad()
+def _norm(grads: Sequence[Tensor]) -> Tensor:
+    return _root([_squared_l2_norm(grad) for grad in grads])
+
+
+def _root(squares: Sequence[Tensor]) -> Tensor:
     squares = [square.astype("float32").reshape([-1]) for square in squares]
     return paddle.sqrt(paddle.concat(squares).sum()) if squares else paddle.zeros([], "float32")
 

@@ -64,8 +64,8 @@ class Watch:
 
     args: the run's TrainingArguments, of which it reads on_nan, spike_factor, output_dir and the layout.
     done: steps of this process, those left out among them; skipped: steps left out. norm: the gradients' before
-    clipping, of the last step that was judged. fault: what was wrong with the running step, whose update is left out;
-    or None.
+    clipping, in the last step that was judged, where clipping tells it. fault: what was wrong with the running step,
+    whose update is left out; or None.
     """
 
     def __init__(self, args: HostArguments) -> None:
@@ -121,8 +121,10 @@ class Watch:
         """Return whether the update may be made. Raise UnsoundStep where training cannot go on. Collective."""
         if self._loss is None or self._sum is None:
             raise RuntimeError("an update before the loss of its step is known")
-        loss, self.norm, losses = self._everyones(self._loss, norm, self._sum)
-        named = (("loss", loss), ("gradient norm", self.norm))
+        loss, size, losses = self._everyones(self._loss, norm, self._sum)
+        clip = getattr(optimizer, "_grad_clip", None)
+        self.norm = size if getattr(clip, "norm", None) is not None else None  # else it is what clipping left
+        named = (("loss", loss), ("gradient norm", size))
         faults = [f"the {name} is {value}" for name, value in named if not math.isfinite(value)]
         fault = " and ".join(faults) or self.spikes.fault(loss)
         if fault is None:
