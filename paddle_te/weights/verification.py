@@ -46,6 +46,12 @@ class Comparison:
 
     verified: Verified | None = None
 
+    @property
+    def result(self) -> Verified:
+        """What it found. The block must be over."""
+        assert self.verified is not None
+        return self.verified
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -69,8 +75,7 @@ class Verification:
         """
         with self.beside(folder, names) as comparison:
             pass
-        assert comparison.verified is not None  # the block is over
-        return comparison.verified
+        return comparison.result
 
     @contextmanager
     def beside(self, folder: str | Path, names: Iterable[str] | None = None) -> Iterator["Comparison"]:

@@ -22,8 +22,8 @@ from paddle_te.runs.leaving import leaving_at_once
 from paddle_te.runs.rollback import RunEnded
 
 
-def main():
-    """Ends with 2 for a wrong command line or recipe, with what is wrong; what is raised later is shown whole.
+def main() -> int:
+    """Run the command line. Return 2 for a wrong one or a wrong recipe; show whole what is raised later.
 
     Where a launcher watches, the screen has our lines, and a file of details PaddleFormers'.
     """
@@ -33,7 +33,7 @@ def main():
         return _run(shown)
 
 
-def _run(shown):
+def _run(shown: ExitStack) -> int:
     if len(sys.argv) < 3 or sys.argv[1] not in ("train", "export") or not Path(sys.argv[2]).is_file():
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,7 +1,8 @@
 """PaddleFormers' batches as our decoder layers take them, made before they go to the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from paddle.io import IterableDataset
@@ -22,10 +23,10 @@ class Collator:
     Raises NotImplementedError as `documents.rows_of`.
     """
 
-    collate: Callable
+    collate: Callable[[Sequence[Any]], dict[str, Any]]
     in_pipeline: bool = False
 
-    def __call__(self, samples):
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         batch = self.collate(samples)
         ends = batch.pop(FLASH_MASK, None)
         if ends is None:
@@ -40,19 +41,20 @@ class Collator:
         return batch
 
 
-class Filled(IterableDataset):
+class Filled(IterableDataset[list[Any]]):
     """Samples of an evaluation, lists of packed sequences, with fillers behind them that have no label, so that their
     number is a multiple of `multiple`: PaddleFormers 1.2.0 would leave out the last ones, or take some twice."""
 
-    def __init__(self, samples, multiple):
+    def __init__(self, samples: Any, multiple: int) -> None:
         super().__init__()
         self.samples, self.multiple = samples, multiple
 
-    def __len__(self):
+    def __len__(self) -> int:  # type: ignore[override]  # Paddle's raises, PaddleFormers asks
         return len(self.samples)
 
-    def __iter__(self):
-        count, last = 0, []
+    def __iter__(self) -> Iterator[list[Any]]:
+        count = 0
+        last: list[Any] = []
         for sample in self.samples:
             if sample is not last:  # PaddleFormers 1.2.0 gives the last one twice where nothing is packed
                 count, last = count + 1, sample

@@ -2,12 +2,14 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import paddle.distributed as dist
 
 from paddle_te import manifest
+from paddle_te.host import HostArguments, HostModel
 from paddle_te.runs.checkpoints import flush
-from paddle_te.training.callback import Callback
+from paddle_te.training.callback import Callback, Control, State
 from paddle_te.training.lines import LinesCallback
 from paddle_te.training.liveness import HeartbeatCallback
 from paddle_te.training.throughput import ThroughputCallback, run_name
@@ -18,7 +20,7 @@ logger = logging.getLogger(__name__)
 class CompleteCallback(Callback):
     """Gives each complete checkpoint its manifest and its mark."""
 
-    def on_save(self, args, state, control, **kwargs):
+    def on_save(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if args.world_size > 1:
             dist.barrier()  # all ranks have written their files
         if state.is_world_process_zero:
@@ -29,7 +31,7 @@ class CompleteCallback(Callback):
             logger.info(f"{folder} is complete")
 
 
-def run_callbacks(model, args):
-    """The callbacks of a launched run. They come last, as they read what the others decide."""
+def run_callbacks(model: HostModel, args: HostArguments) -> list[Callback]:
+    """Return the callbacks of a launched run. They come last, as they read what the others decide."""
     about = run_name(model.config), args.max_seq_len
     return [ThroughputCallback(*about), LinesCallback(*about), CompleteCallback(), HeartbeatCallback()]

@@ -5,17 +5,23 @@ classes give: "a, b -> c, axis=0" concatenates, "c -> a, b, axis=0" divides into
 """
 
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import paddle
 from paddle.distributed.flex_checkpoint.dcp.sharded_weight import build_sharded_state_dict
+from paddle.nn import Layer
 from paddleformers.utils.env import MODEL_STATE_DIC
 
 from paddle_te.configs.families import family_of
+from paddle_te.host import HostConfig, HostModel
 from paddle_te.weights.layout import hf_layout, te_layout
 
+Stored = Mapping[str, int | None]  # {name in a checkpoint: how many heads that part has, None if it has none}
 
-def sharded_state_dict(layer, prefix):
+
+def sharded_state_dict(layer: Layer, prefix: str) -> dict[str, Any]:
     """A decoder layer's weights as Paddle's flex_checkpoint takes them, under tensor parallelism: of each the whole
     tensor's shape and where this rank's share stands in it, one rank's after the other's.
 
@@ -27,8 +33,8 @@ def sharded_state_dict(layer, prefix):
     return build_sharded_state_dict(weights, axes, prefix)
 
 
-def load_statements(config, prefix):
-    """From the decoder layers' weights of a checkpoint to those of a model, whose names begin with prefix."""
+def load_statements(config: HostConfig, prefix: str) -> list[str]:
+    """Return statements from the decoder layers' weights of a checkpoint to those of a model, named with the prefix."""
     statements, ranks = [], _ranks(config)
     for ours, stored in _weights(config):
         shares = _taken_apart(stored, dict.fromkeys(stored, ranks if len(stored) > 1 else 1))
@@ -37,8 +43,8 @@ def load_statements(config, prefix):
     return statements
 
 
-def save_statements(config, prefix):
-    """The other way round. q, k and v have different sizes: their heads are divided first, and each put together."""
+def save_statements(config: HostConfig, prefix: str) -> list[str]:
+    """Return the statements of the other way. q, k and v differ in size: heads are divided first, then put together."""
     statements, ranks = [], _ranks(config)
     for ours, stored in _weights(config):
         shares = _taken_apart(stored, _equal_shares(stored, ranks))
@@ -47,8 +53,8 @@ def save_statements(config, prefix):
     return statements
 
 
-def resharding_statements(config, prefix, saved_ranks, folder):
-    """From the decoder layers' weights of a run with saved_ranks tensor parallel ranks to those of this model.
+def resharding_statements(config: HostConfig, prefix: str, saved_ranks: int, folder: str | Path) -> list[str]:
+    """Return statements from weights of a run with saved_ranks tensor parallel ranks to those of this model.
 
     folder: of a checkpoint's weights, or of their states. Statements are there for what it holds, as Paddle refuses
     others: an adapter's base has no states, and in float32 there are no master weights.
@@ -64,8 +70,8 @@ def resharding_statements(config, prefix, saved_ranks, folder):
     return statements
 
 
-def saved_ranks(checkpoint):
-    """How many tensor parallel ranks had shares of the decoder layers' weights in a checkpoint of a Trainer.
+def saved_ranks(checkpoint: str | Path) -> int:
+    """Return how many tensor parallel ranks had shares of the decoder layers' weights in a checkpoint of a Trainer.
 
     Raises FileNotFoundError where there is no such checkpoint.
     """
@@ -74,19 +80,19 @@ def saved_ranks(checkpoint):
     return shares[0].global_shape[0] // shares[0].local_shape[0]
 
 
-def _saved(folder):
-    """{name: what Paddle notes of each of its shares} of what a folder of a checkpoint holds."""
+def _saved(folder: str | Path) -> dict[str, Any]:
+    """Return {name: what Paddle notes of each of its shares} of what a folder of a checkpoint holds."""
     paths = [*Path(folder).glob("*.metadata")]
     if len(paths) != 1:
         raise FileNotFoundError(f"{folder}: is not a whole part of a checkpoint of PaddleFormers, in flex_checkpoint")
     return paddle.load(str(paths[0])).state_dict_metadata
 
 
-def _ranks(config):
+def _ranks(config: HostConfig) -> int:
     return max(config.tensor_model_parallel_size, 1)
 
 
-def _equal_shares(stored, ranks):
+def _equal_shares(stored: Stored, ranks: int) -> dict[str, int]:
     """{name: how many shares it is taken apart into}, so that all of one of our weights are equally large, and each
     belongs to one rank."""
     if len(stored) == 1:
@@ -94,13 +100,13 @@ def _equal_shares(stored, ranks):
     return {name: heads or ranks for name, heads in stored.items()}
 
 
-def _taken_apart(stored, counts):
-    """{name: the names of its shares}."""
+def _taken_apart(stored: Iterable[str], counts: Mapping[str, int]) -> dict[str, list[str]]:
+    """Return {name: the names of its shares}."""
     return {name: [f"{name}_{i}" for i in range(counts[name])] if counts[name] > 1 else [name] for name in stored}
 
 
-def _in_order_of_ranks(shares, ranks):
-    """The shares of one of our weights as they lie in it: of the first rank those of each part, then of the second."""
+def _in_order_of_ranks(shares: Mapping[str, Sequence[str]], ranks: int) -> list[str]:
+    """Return the shares of one of our weights as they lie in it: each part's of the first rank, then of the second."""
     if len(shares) == 1:
         return [share for part in shares.values() for share in part]
     return [
@@ -111,9 +117,8 @@ def _in_order_of_ranks(shares, ranks):
     ]
 
 
-def _weights(config):
-    """(our name, {name in a checkpoint: how many heads that part has, None if it has none}) of each weight of the
-    decoder layers."""
+def _weights(config: HostConfig) -> Iterator[tuple[str, Stored]]:
+    """Yield (our name, Stored) of each weight of the decoder layers."""
     family = family_of(config)
     names = {slot.parts[0]: slot.name for slot in hf_layout(family=family).layer}
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
@@ -123,10 +128,11 @@ def _weights(config):
             yield f"layers.{layer}.{slot.name}", parts
 
 
-def lora_names(model):
+def lora_names(model: HostModel) -> dict[str, str]:
     """{name in our model: name in an adapter's files, that of PaddleFormers' own layers} of LoRA's weights on all parts
     of the decoder layers; `models.lora` says which those are."""
-    prefix, names = f"{model.base_model_prefix}.", {}
+    prefix = f"{model.base_model_prefix}."
+    names: dict[str, str] = {}
     for ours, stored in _weights(model.config):
         for theirs in stored:
             projection, _, leaf = theirs.rpartition(".")
@@ -137,5 +143,5 @@ def lora_names(model):
     return names
 
 
-def _statement(left, right):
+def _statement(left: Sequence[str], right: Sequence[str]) -> str:
     return f"{', '.join(left)} -> {', '.join(right)}" + (", axis=0" if len(left) + len(right) > 2 else "")

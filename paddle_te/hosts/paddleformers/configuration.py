@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import paddle
 
-from paddle_te.host import PADDLEFORMERS
+from paddle_te.host import PADDLEFORMERS, HostConfig
 from paddle_te.job import Job, check
 from paddle_te.job.paddleformers import ITS_OWN, RECIPE
 from paddle_te.job.rules import FORMERS_RULES, LAYER_RULES
@@ -31,7 +31,7 @@ _ONLY = {
 }
 
 
-def check_config(config, keeps_fp8_state=False):
+def check_config(config: HostConfig, keeps_fp8_state: bool = False) -> None:
     """Raises ValueError for what a PaddleFormers configuration asks for and our layers have not in this host, and what
     `models.backend.check_backend` raises where the backend cannot run in Paddle's default dtype.
 
@@ -59,16 +59,16 @@ def check_config(config, keeps_fp8_state=False):
     check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), in_fp8)
 
 
-def _job_of(config):
-    """The Job of a PaddleFormers configuration, as far as layers go."""
+def _job_of(config: HostConfig) -> Job:
+    """Return the Job of a PaddleFormers configuration, as far as layers go."""
     whole, kind = config.recompute_granularity == "full", paddle.get_default_dtype()
     flags = vars(decoder_config(config)) | {"lora": getattr(config, "is_lora", False), "recompute": whole}
     flags |= {"recompute_granularity": "full", "bf16": kind == "bfloat16", "fp16": kind == "float16"}
     return Job.of({name: value for name, value in flags.items() if value is not None}, host=PADDLEFORMERS)
 
 
-def decoder_config(config):
-    """A PaddleFormers configuration in PaddleNLP's words, with what `models.decoder` reads and no more.
+def decoder_config(config: HostConfig) -> SimpleNamespace:
+    """Return a PaddleFormers configuration in PaddleNLP's words, with what `models.decoder` reads and no more.
 
     Its own parts of layers count where the host's recompute_granularity is "selective", as its Trainer has them.
     """

@@ -1,18 +1,22 @@
 """PaddleFormers' loss, in te computed from 16-bit logits."""
 
+from typing import Any
+
 import paddle
+from paddle import Tensor
 
 from paddle_te.distributed import TensorParallel
+from paddle_te.host import HostClass
 from paddle_te.ops import get_ops
 
 
-class OurCriterion:
+class OurCriterion(HostClass):
     """PaddleFormers' criterion, without its float32 copy of the logits where that is not needed: in te."""
 
-    def taken_over(self):
+    def taken_over(self) -> None:
         """PaddleFormers' constructor makes all."""
 
-    def forward(self, logits, labels, loss_mask=None, **kwargs):
+    def forward(self, logits: Tensor, labels: Any, loss_mask: Tensor | None = None, **kwargs: Any) -> Any:
         """The loss of logits [b, s, vocab], or [b, s, vocab / ranks], and labels [b, s], as PaddleFormers': the mean
         over all labels that are not ignored, or what loss_mask [b, s] says. A pipeline's labels may be a tuple of them
         and another mask, which PaddleFormers does not read there."""
@@ -27,15 +31,18 @@ class OurCriterion:
             losses = ops.parallel_cross_entropy(rows, labels.reshape([-1, 1]), self.ignored_index, tp=tp)
         return mean_of_counted(self, losses, labels, loss_mask)
 
-    def _divides(self):
-        """Whether the configuration asks for the head and the loss in one, for parts of the tokens, or for a part."""
+    def _divides(self) -> bool:
+        """Return whether the configuration asks for head and loss in one, or for a part of the tokens at a time."""
         return self.use_fused_head_and_loss_fn or self.use_subbatch or self.use_filtered_label_loss
 
 
-def mean_of_counted(criterion, losses, labels, loss_mask=None, **kwargs):
-    """PaddleFormers' sft_postprocess_loss, which is NaN where no label counts; this is 0."""
+def mean_of_counted(
+    criterion: Any, losses: Tensor, labels: Tensor, loss_mask: Tensor | None = None, **kwargs: Any
+) -> Any:
+    """Do PaddleFormers' sft_postprocess_loss, which is NaN where no label counts; this is 0."""
     chosen = loss_mask is None or criterion.use_filtered_label_loss
-    mask = (labels != criterion.ignored_index if chosen else loss_mask).reshape([-1]).astype("float32")
+    mask: Any = labels != criterion.ignored_index if chosen else loss_mask
+    mask = mask.reshape([-1]).astype("float32")
     total = (losses.astype("float32").reshape([-1]) * mask).sum()
     loss = total / mask.sum().clip(min=1)
     return (loss, total.detach()) if criterion.return_tuple else loss

@@ -5,8 +5,10 @@ sequence see each other, random tokens instead of data, the learning rate of eac
 consists of, which projections LoRA is for.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import make_dataclass
+from typing import Any
 
 import numpy as np
 import paddle
@@ -16,6 +18,7 @@ from paddleformers.transformers.optimization import CosineAnnealingWithWarmupDec
 
 from paddle_te.data.mock import MockDataset
 from paddle_te.data.questions import encode
+from paddle_te.host import HostArguments, HostModel, HostTrainer
 from paddle_te.hosts.paddleformers.batches import FLASH_MASK
 from paddle_te.hosts.paddleformers.callbacks import run_callbacks
 from paddle_te.hosts.paddleformers.replaced import replaced
@@ -46,25 +49,25 @@ _Said = make_dataclass("_Said", [(name, object, None) for name in OPTIONS])
 
 
 @contextmanager
-def launched(**said):
+def launched(**said: Any) -> Iterator[None]:
     """While it lasts, PaddleFormers' recipes do as said, {name of OPTIONS: value}, and where a launcher watches, they
     tell it how they get on and leave what its runs leave."""
-    said = _Said(**said)
-    ours = {}
-    if said.mock_data:
+    lines = _Said(**said)
+    ours: dict[str, Any] = {}
+    if lines.mock_data:
         ours["create_pretrained_dataset"] = _random_tokens
-    elif said.reset_attention_mask is not None:
-        ours["create_pretrained_dataset"] = _indexed(said.reset_attention_mask, said.reset_position_ids)
-    if said.lora_targets:
-        ours["get_lora_target_modules"] = lambda model: [f".*{part}.*" for part in TARGETS[said.lora_targets]]
-    if has_launcher() or said.min_learning_rate is not None:
-        ours["SFTTrainer"] = _trainer(workflow.SFTTrainer, said.min_learning_rate)
-    if said.pad_to_multiple_of:
-        ours["collate_fn"] = _padded(said.pad_to_multiple_of)
+    elif lines.reset_attention_mask is not None:
+        ours["create_pretrained_dataset"] = _indexed(lines.reset_attention_mask, lines.reset_position_ids)
+    if lines.lora_targets:
+        ours["get_lora_target_modules"] = lambda model: [f".*{part}.*" for part in TARGETS[lines.lora_targets]]
+    if has_launcher() or lines.min_learning_rate is not None:
+        ours["SFTTrainer"] = _trainer(workflow.SFTTrainer, lines.min_learning_rate)
+    if lines.pad_to_multiple_of:
+        ours["collate_fn"] = _padded(lines.pad_to_multiple_of)
     with ExitStack() as stack:
         stack.enter_context(replaced(workflow, **ours))
-        if said.src_length:
-            samples = _questions(said.src_length)
+        if lines.src_length:
+            samples = _questions(lines.src_length)
             stack.enter_context(replaced(IteratorSFTDataset, _process_sft_sequence=samples))
         yield
 
@@ -72,14 +75,14 @@ def launched(**said):
 _SCHEDULES = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
 
 
-def _trainer(trainer_class, least):
-    """What makes a Trainer with our callbacks and, unless the least learning rate is None, PaddleNLP's schedule."""
-    early = []
+def _trainer(trainer_class: Callable[..., HostTrainer], least: float | None) -> Callable[..., HostTrainer]:
+    """Return what makes a Trainer with our callbacks and, with a least learning rate, PaddleNLP's schedule."""
+    early: list[Any] = []
     if has_launcher():
         show_signs_of_life()
         early.append(ExitSignalCallback())
 
-    def make(*, args, model, callbacks, **kwargs):
+    def make(*, args: HostArguments, model: HostModel, callbacks: Sequence[Any], **kwargs: Any) -> HostTrainer:
         schedule = {} if least is None else {"optimizers": (None, annealing(_SCHEDULES, args, least))}
         ours = [*early, *run_callbacks(model, args)] if early else []
         return trainer_class(args=args, model=model, callbacks=[*callbacks, *ours], **schedule, **kwargs)
@@ -87,12 +90,12 @@ def _trainer(trainer_class, least):
     return make
 
 
-def _questions(src_length):
+def _questions(src_length: int) -> Callable[..., Any]:
     """In place of PaddleFormers' method that makes a sample of an example: what PaddleNLP's fine-tuning has, but for
     conversations of several turns, which are PaddleFormers'."""
     theirs = IteratorSFTDataset._process_sft_sequence
 
-    def sample(self, example, count):
+    def sample(self: Any, example: Mapping[str, Any], count: int) -> Any:
         turns = [(message["role"], message["content"]) for message in example["messages"]]
         if example.get("system") or [role for role, _ in turns] != ["user", "assistant"]:
             return theirs(self, example, count)
@@ -104,26 +107,26 @@ def _questions(src_length):
     return sample
 
 
-def _padded(multiple):
-    """PaddleFormers' function that makes batches, which are as long as their longest sample, rounded up."""
+def _padded(multiple: int) -> Callable[..., Any]:
+    """Return PaddleFormers' function that makes batches, which are as long as their longest sample, rounded up."""
     theirs = workflow.collate_fn
 
-    def collate(batch, *args, max_seq_len, **kwargs):
+    def collate(batch: Sequence[Any], *args: Any, max_seq_len: int | None, **kwargs: Any) -> Any:
         longest = max(sum(len(sample.token_ids) for sample in samples) for samples in batch)
         return theirs(batch, *args, max_seq_len=max_seq_len or -(-longest // multiple) * multiple, **kwargs)
 
     return collate
 
 
-def _indexed(apart, anew):
+def _indexed(apart: bool, anew: bool | None) -> Callable[..., tuple[Any, ...]]:
     """PaddleFormers' function that makes data sets of an indexed corpus. apart: documents do not see each other, else a
     sequence is causal as a whole; anew: positions begin at 0 in each document, else in each sequence."""
     theirs = workflow.create_pretrained_dataset
 
-    def create(training_args, data_args, model_args):
+    def create(training_args: HostArguments, data_args: HostArguments, model_args: HostArguments) -> tuple[Any, ...]:
         *datasets, collate = theirs(training_args, data_args, model_args)
 
-        def ours(samples):
+        def ours(samples: Sequence[Any]) -> dict[str, Any]:
             batch = collate(samples)
             whole = _as_one(batch)
             return (
@@ -137,18 +140,21 @@ def _indexed(apart, anew):
     return create
 
 
-class _RandomTokens(MockDataset, paddle.io.Dataset):
+class _RandomTokens(MockDataset, paddle.io.Dataset[Any]):
     """PaddleFormers' Trainer tokenizes what is of another class than Paddle's."""
 
 
-def _random_tokens(training_args, data_args, model_args):
-    """In place of PaddleFormers' create_pretrained_dataset: the samples that PaddleNLP's run has with --mock_data."""
-    vocabulary = vocabulary_of(model_args.model_name_or_path)
+def _random_tokens(
+    training_args: HostArguments, data_args: HostArguments, model_args: HostArguments
+) -> tuple[Any, ...]:
+    """Return, as PaddleFormers' create_pretrained_dataset, the samples of PaddleNLP's run with --mock_data."""
+    if (vocabulary := vocabulary_of(model_args.model_name_or_path)) is None:
+        raise ValueError(f"mock_data: the config.json of {model_args.model_name_or_path} says no vocab_size")
     samples = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
     count = samples * training_args.dataset_world_size * training_args.max_steps
     train = _RandomTokens(count, data_args.max_seq_len, vocabulary, [training_args.seed, 0])
 
-    def collate(samples):
+    def collate(samples: Sequence[Any]) -> dict[str, Any]:
         tokens = np.stack([sample["text"] for sample in samples])
         batch = {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
         return batch | _as_one(batch)
@@ -156,8 +162,8 @@ def _random_tokens(training_args, data_args, model_args):
     return train, None, None, collate
 
 
-def _as_one(batch):
-    """The positions, int64 [b, s], and FlashMask's rows, int32 [b, 1, s, 1], of sequences of one document each."""
+def _as_one(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return positions, int64 [b, s], and FlashMask's rows, int32 [b, 1, s, 1], of sequences of one document."""
     size, length = batch["input_ids"].shape
     positions = np.broadcast_to(np.arange(length, dtype=np.int64), (size, length))
     return {"position_ids": positions.copy(), FLASH_MASK: np.full([size, 1, length, 1], length, np.int32)}

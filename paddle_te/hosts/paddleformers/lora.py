@@ -5,12 +5,15 @@ them, and `python -m paddle_te.hosts.paddleformers export` merges them into the 
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any, Self
 
 import paddle.distributed as dist
 from paddleformers.peft import LoRAConfig, LoRAModel
 from paddleformers.utils.env import FLEX_CKPT_AUTO_GENERATED_METADATA, SAFE_PEFT_WEIGHTS_INDEX_NAME
 
+from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddleformers.checkpoints import lora_names
 from paddle_te.models.lora import DecoderLoRA
 
@@ -23,8 +26,10 @@ class TELoRAModel(DecoderLoRA, LoRAModel):
     """
 
     @classmethod
-    def from_pretrained(cls, model, lora_path, lora_config=None, **kwargs):
-        """The model with the adapter in the folder lora_path, not merged.
+    def from_pretrained(
+        cls, model: HostModel, lora_path: str | Path, lora_config: HostConfig | None = None, **kwargs: Any
+    ) -> Self:
+        """Return the model with the adapter in the folder lora_path, not merged.
 
         kwargs: PaddleFormers' others, of which only load_via_cpu counts. Raises FileNotFoundError where there is no
         adapter, and ValueError for one of other layers than lora_config.json names.
@@ -34,8 +39,8 @@ class TELoRAModel(DecoderLoRA, LoRAModel):
         lora.load_adapter(lora_path, names, kwargs.get("load_via_cpu", False))
         return lora
 
-    def load_adapter(self, folder, names, load_via_cpu=False):
-        """Loads the weights of an adapter, which are called `names` in the folder's files."""
+    def load_adapter(self, folder: str | Path, names: set[str], load_via_cpu: bool = False) -> None:
+        """Load the weights of an adapter, which are called `names` in the folder's files."""
         stored = {ours: theirs for ours, theirs in lora_names(self.model).items() if ours in self._trained()}
         if set(stored.values()) != names:
             example = sorted(set(stored.values()) ^ names)[0]
@@ -51,17 +56,17 @@ class TELoRAModel(DecoderLoRA, LoRAModel):
             offload=load_via_cpu,
         )
 
-    def _trained(self):
+    def _trained(self) -> Collection[str]:
         return self.get_trainable_state_dict().keys()
 
 
-def _cast(theirs, ours, weight):
-    """The statement with which a weight of an adapter's files becomes one of the model, in the model's dtype."""
+def _cast(theirs: str, ours: str, weight: Any) -> str:
+    """Return the statement with which a weight of an adapter's files becomes the model's, in the model's dtype."""
     return f"{theirs} -> {ours}, dtype='{str(weight.local_tensor.dtype).removeprefix('paddle.')}'"
 
 
-def _names_in(folder):
-    """The names of the weights of an adapter. Raises FileNotFoundError where there is none."""
+def _names_in(folder: str | Path) -> set[str]:
+    """Return the names of the weights of an adapter. Raise FileNotFoundError where there is none."""
     index = Path(folder) / SAFE_PEFT_WEIGHTS_INDEX_NAME
     if not index.is_file():
         raise FileNotFoundError(f"{index}: no such file; {folder} holds no LoRA adapter of format flex_checkpoint")

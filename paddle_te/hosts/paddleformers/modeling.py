@@ -1,9 +1,13 @@
 """PaddleFormers' Llama with our decoder layers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from paddleformers.nn.pp_model import CriterionLayerPipe, RMSNormPipe
 from paddleformers.transformers.llama import modeling
 
 from paddle_te.fp8 import bind_model
+from paddle_te.host import HostClass, HostConfig
 from paddle_te.hosts.paddleformers.checkpoints import load_statements, lora_names, save_statements
 from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.criterion import OurCriterion
@@ -23,7 +27,7 @@ class _OurCriterionPipe(OurCriterion, CriterionLayerPipe):
     """A pipeline's loss function."""
 
 
-class _OurModel:
+class _OurModel(HostClass):
     """What PaddleFormers' models with our decoder layers share, which config.transformer_engine_backend chooses.
 
     Their embedding, head and loss, their arguments and their checkpoints are PaddleFormers'. options: what a
@@ -31,23 +35,24 @@ class _OurModel:
     the configuration cannot have.
     """
 
-    options, keeps_fp8_state = {}, False
+    options: Mapping[str, object] = {}
+    keeps_fp8_state = False
 
-    def _prepare(self, config):
+    def _prepare(self, config: HostConfig) -> None:
         for name, value in self.options.items():
             setattr(config, name, value)
         check_config(config, self.keeps_fp8_state)
 
     @classmethod
-    def _gen_aoa_config(cls, config):
+    def _gen_aoa_config(cls, config: HostConfig) -> dict[str, Any]:
         return _with_our_layers(super()._gen_aoa_config(config), load_statements(config, PREFIX))
 
     @classmethod
-    def _gen_inv_aoa_config(cls, config):
+    def _gen_inv_aoa_config(cls, config: HostConfig) -> dict[str, Any]:
         return _with_our_layers(super()._gen_inv_aoa_config(config), save_statements(config, PREFIX))
 
-    def _gen_lora_inv_aoa_config(self, config):
-        """PaddleFormers asks for it where it saves an adapter."""
+    def _gen_lora_inv_aoa_config(self, config: HostConfig) -> list[str]:
+        """Return the statements that PaddleFormers asks for where it saves an adapter."""
         there = self.state_dict()
         return [f"{ours} -> {theirs}" for ours, theirs in lora_names(self).items() if ours in there]
 
@@ -57,7 +62,7 @@ class LlamaForCausalLM(_OurModel, modeling.LlamaForCausalLM):
 
     host_module, decoder_class = modeling, TELlamaDecoderLayer
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         self._prepare(config)
         # Only what the host makes of it matters: no [b, 1, s, s] mask where sequences are whole and causal.
         config._attn_implementation = "sdpa"
@@ -74,7 +79,7 @@ class LlamaForCausalLMPipe(_OurModel, modeling.LlamaForCausalLMPipe):
     _decoder_layer_pipe_cls = TELlamaDecoderLayerPipe
     _rms_norm_pipe_cls, _criterion_pipe_cls = _LastNormPipe, _OurCriterionPipe
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         self._prepare(config)
         # Then no cosines and sines travel between stages. PaddleFormers' would be without the rope scaling, too.
         config.apply_rope_fusion = True
@@ -82,14 +87,14 @@ class LlamaForCausalLMPipe(_OurModel, modeling.LlamaForCausalLMPipe):
         bind_model(self)
 
 
-def _with_our_layers(aoa_config, statements):
-    """PaddleFormers' statements of what is outside of the layers, and ours of them."""
+def _with_our_layers(aoa_config: dict[str, Any], statements: list[str]) -> dict[str, Any]:
+    """Return PaddleFormers' statements of what is outside of the layers, and ours of them."""
     outside = [statement for statement in aoa_config["aoa_statements"] if "$LAYER_ID" not in statement]
     return aoa_config | {"aoa_statements": outside + statements}
 
 
-def model_class(config):
-    """The class of a configuration's model for its transformer_engine_backend; PaddleFormers' own, untouched, for none.
+def model_class(config: HostConfig) -> Any:
+    """Return the class of a configuration's model for its transformer_engine_backend; for none PaddleFormers' own.
 
     Raises ValueError for another backend, and for a model that is not a Llama.
     """
@@ -98,8 +103,8 @@ def model_class(config):
     return modeling.LlamaForCausalLM if config.transformer_engine_backend == "none" else LlamaForCausalLM
 
 
-def check_family(config):
-    """Raises ValueError for a configuration of another family than Llama."""
+def check_family(config: HostConfig) -> None:
+    """Raise ValueError for a configuration of another family than Llama."""
     if config.model_type != "llama":
         raise ValueError(
             f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; Qwen's models "

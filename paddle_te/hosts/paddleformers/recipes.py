@@ -1,6 +1,8 @@
 """PaddleFormers' own recipes with our decoder layers: what `paddleformers-cli train run.yaml` does in each process."""
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import paddle.distributed as dist
 from paddleformers.cli.hparams import read_args
@@ -12,6 +14,7 @@ from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
+from paddle_te.host import HostConfig
 from paddle_te.hosts.paddleformers import corpora, launched
 from paddle_te.hosts.paddleformers.criterion import mean_of_counted
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
@@ -49,7 +52,7 @@ _ONLY = {
 }
 
 
-def check_recipe(recipe, world=1):
+def check_recipe(recipe: Mapping[str, Any], world: int = 1) -> None:
     """Raises ValueError for values that our options in a recipe may not have, for lines that do not go together, and
     for a model of another family. world: processes."""
     layers = LayerOptions(**_ours(recipe))
@@ -67,20 +70,20 @@ def check_recipe(recipe, world=1):
         check_family(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
 
 
-def check_training(recipe):
-    """Raises ValueError as `check_recipe` with as many processes as were started, and for a damaged corpus."""
+def check_training(recipe: Mapping[str, Any]) -> None:
+    """Raise ValueError as `check_recipe` with as many processes as were started, and for a damaged corpus."""
     check_recipe(recipe, dist.get_world_size())
     corpora.check_corpora(recipe)
 
 
-def _has_positions_elsewhere(config):
-    """Whether a Llama's angles are others than those of config.rope_theta."""
+def _has_positions_elsewhere(config: HostConfig) -> bool:
+    """Return whether a Llama's angles are others than those of config.rope_theta."""
     rope = getattr(config, "rope_parameters", None) or {}
     scaled = rope.get("rope_type", "default") != "default" or rope.get("rope_theta") != config.rope_theta
     return config.model_type == "llama" and scaled
 
 
-def train(recipe):
+def train(recipe: Mapping[str, Any]) -> None:
     """Runs a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`. Raises what
     `check_training` raises, and what `check_config` raises where our layers cannot do what the recipe asks for."""
     check_training(recipe)
@@ -93,7 +96,7 @@ def train(recipe):
 
 
 @contextmanager
-def _evaluating_lora():
+def _evaluating_lora() -> Iterator[None]:
     """While it lasts, PaddleFormers 1.2.0 can evaluate with LoRA: it asks for a class of paddlefleet's, which has no
     name in its Trainer's module where paddlefleet is not installed."""
     if missing := not hasattr(trainer, "GPTModel"):
@@ -105,17 +108,17 @@ def _evaluating_lora():
             del trainer.GPTModel
 
 
-def without_ours(recipe):
-    """A recipe as PaddleFormers knows it."""
+def without_ours(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe as PaddleFormers knows it."""
     return {name: value for name, value in recipe.items() if name not in {*OPTIONS, *launched.OPTIONS}}
 
 
-def _ours(recipe):
+def _ours(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in recipe.items() if name in OPTIONS}
 
 
 @contextmanager
-def our_llama(**options):
+def our_llama(**options: Any) -> Iterator[None]:
     """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
     would stand in its config.json, and its recipes train it with LoRA and a Trainer for them; with
     transformer_engine_backend "none" all is PaddleFormers' own, but for the Trainer."""
@@ -133,8 +136,8 @@ def our_llama(**options):
         yield
 
 
-def read_recipe():
-    """The recipe that the command line names, with what follows it there in the form name=value.
+def read_recipe() -> dict[str, Any]:
+    """Return the recipe that the command line names, with what follows it there in the form name=value.
 
     Raises ValueError where it names no YAML or JSON file.
     """

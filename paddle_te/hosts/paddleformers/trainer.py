@@ -1,16 +1,21 @@
 """PaddleFormers' Trainer with what our decoder layers need of it: fp8 state, micro-batches, where documents end,
 resuming in each layout and from another one; and with clipping in AdamW's pass."""
 
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
 from paddle.io import IterableDataset
 from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
 from paddleformers.peft import LoRAModel
 
 from paddle_te import fp8
+from paddle_te.fp8.recipe import Recipe
+from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddleformers.batches import Collator, Filled
 from paddle_te.hosts.paddleformers.checkpoints import resharding_statements, saved_ranks
 from paddle_te.hosts.paddleformers.configuration import decoder_config
@@ -20,7 +25,7 @@ from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.training import fp8_state
 from paddle_te.training.loader_errors import TellingTrainer
-from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, shares
+from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, shares
 from paddle_te.training.schedule import tell_long_warm_up
 
 
@@ -28,9 +33,9 @@ class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
     """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, with a loss that is the mean over
     labels, and able to resume in one process."""
 
-    _counted = ()  # labels of each batch that the running evaluation has kept for a pipeline
+    _counted: list[int] = []  # labels of each batch that the running evaluation has kept for a pipeline
 
-    def __init__(self, *, args, eval_dataset=None, **kwargs):
+    def __init__(self, *, args: HostArguments, eval_dataset: Any = None, **kwargs: Any) -> None:
         in_pipeline = args.pipeline_model_parallel_size > 1
         if isinstance(eval_dataset, IterableDataset):
             micro_batches = args.gradient_accumulation_steps if in_pipeline else 1
@@ -41,28 +46,30 @@ class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
             model = self.model.model if isinstance(self.model, LoRAModel) else self.model
             self.weigh_losses(pipeline=model if in_pipeline else None)
 
-    def create_optimizer_and_scheduler(self, num_training_steps):
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         tell_long_warm_up(self.args, num_training_steps)
         super().create_optimizer_and_scheduler(num_training_steps)
 
-    def training_step(self, model, inputs, step_control=0):
-        """One micro-batch; step_control counts them within a step."""
+    def training_step(self, model: HostModel, inputs: Batch, step_control: int = 0) -> Tensor:
+        """Do one micro-batch; step_control counts them within a step."""
         self.take_weight(inputs, first=step_control == 0)
         return super().training_step(model, inputs, step_control)
 
-    def prediction_step(self, model, inputs, *args, step=-1, **kwargs):
-        """PaddleFormers', which in pipelines keeps a step's batches and has no loss before the last of them."""
+    def prediction_step(
+        self, model: HostModel, inputs: Batch, *args: Any, step: int = -1, **kwargs: Any
+    ) -> tuple[Any, Any, Any]:
+        """Do PaddleFormers', which in pipelines keeps a step's batches and has no loss before the last of them."""
         kept = [] if step == 0 else self._counted
         self._counted = [*kept, sum(inputs.pop(COUNTS, ()))]
         if self.pipeline_loss:
             self.pipeline_loss.begin(shares(self._counted))
         loss, logits, labels = super().prediction_step(model, inputs, *args, step=step, **kwargs)
-        if loss is not None:
+        if loss is not None and self.evaluated is not None:
             self.evaluated.add(loss, sum(self._counted))
             self._counted = []
         return loss, logits, labels
 
-    def _load_flex_checkpoint(self, resume_from_checkpoint):
+    def _load_flex_checkpoint(self, resume_from_checkpoint: str) -> None:
         fleet = nullcontext() if self.args.use_hybrid_parallel else _without_fleet()
         with fleet, _ready_to_load(self.optimizer):
             super()._load_flex_checkpoint(resume_from_checkpoint)
@@ -71,11 +78,11 @@ class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
 class TETrainer(OurTrainer):
     """In place of PaddleFormers' SFTTrainer."""
 
-    def __init__(self, *, args, data_collator, **kwargs):
+    def __init__(self, *, args: HostArguments, data_collator: Callable[..., Any], **kwargs: Any) -> None:
         collator = Collator(data_collator, in_pipeline=args.pipeline_model_parallel_size > 1)
         super().__init__(args=args, data_collator=collator, **kwargs)
 
-    def create_optimizer(self, lr_scheduler=None):
+    def create_optimizer(self, lr_scheduler: Any = None) -> Any:
         """PaddleFormers', which decays the same weights with every backend, with AdamW and clipping in one pass where
         that can be."""
         optimizer = super().create_optimizer(lr_scheduler)
@@ -83,18 +90,18 @@ class TETrainer(OurTrainer):
         fuse_clipping(optimizer)
         return optimizer
 
-    def training_step(self, model, inputs, step_control=0):
-        """One micro-batch; step_control counts them within a step."""
+    def training_step(self, model: HostModel, inputs: Batch, step_control: int = 0) -> Tensor:
+        """Do one micro-batch; step_control counts them within a step."""
         several = self.args.gradient_accumulation_steps > 1
         with fp8.microbatch(is_first=step_control == 0 if several else None):
             return super().training_step(model, inputs, step_control)
 
-    def _save_flex_model_state(self, output_dir):
+    def _save_flex_model_state(self, output_dir: str) -> None:
         super()._save_flex_model_state(output_dir)
         if recipe := self._scaled_recipe():
             fp8_state.save(output_dir, self.model, recipe, self.args, stage_layer_names(self.model))
 
-    def _load_flex_checkpoint(self, resume_from_checkpoint):
+    def _load_flex_checkpoint(self, resume_from_checkpoint: str) -> None:
         with self._resharding(resume_from_checkpoint):
             super()._load_flex_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
@@ -102,7 +109,7 @@ class TETrainer(OurTrainer):
             _load_fp8_state(Path(resume_from_checkpoint), self.model, recipe)
 
     @contextmanager
-    def _resharding(self, checkpoint):
+    def _resharding(self, checkpoint: str) -> Iterator[None]:
         """While it lasts, the decoder layers' weights, and their states, are translated from a checkpoint with another
         degree of tensor parallelism; all else of another layout Paddle does without being told."""
         config, saved, load = self.model.config, saved_ranks(checkpoint), dist.load_state_dict
@@ -110,7 +117,7 @@ class TETrainer(OurTrainer):
             yield
             return
 
-        def translated(states, folder, aoa_config=None, **others):
+        def translated(states: Any, folder: str, aoa_config: Any = None, **others: Any) -> None:
             if aoa_config is not None:  # else PaddleFormers takes these weights from others that it has loaded
                 aoa_config = {"aoa_statements": resharding_statements(config, PREFIX, saved, folder)}
             load(states, folder, aoa_config=aoa_config, **others)
@@ -118,16 +125,16 @@ class TETrainer(OurTrainer):
         with replaced(self.args, aoa_config={"aoa_statements": []}), replaced(dist, load_state_dict=translated):
             yield
 
-    def _scaled_recipe(self):
+    def _scaled_recipe(self) -> Recipe | None:
         return fp8_state.scaled_recipe(decoder_config(self.model.config))
 
 
-def _load_fp8_state(folder, model, recipe):
+def _load_fp8_state(folder: Path, model: HostModel, recipe: Recipe) -> None:
     """From a checkpoint of ours, or from one that the converter has made of PaddleNLP's, whose files call a layer as
     PaddleNLP's whole model does."""
     files = sorted(folder.glob("fp8_state*.pdparams")) or [folder / "fp8_state.pp00.pdparams"]
 
-    def names(saved):
+    def names(saved: Collection[str]) -> Mapping[str, str]:
         whole, theirs = stage_layer_names(model), f"{model.config.model_type}."
         if not any(name.startswith(theirs) for name in saved):
             return whole
@@ -137,18 +144,18 @@ def _load_fp8_state(folder, model, recipe):
     fp8.load(files, model, recipe, names)
 
 
-def _without_fleet():
+def _without_fleet() -> AbstractContextManager[None]:
     """While it lasts, PaddleFormers 1.2.0 can load a checkpoint where it has not initialised fleet, in one process or
     under data parallelism alone: it asks for fleet's groups, which it then does not use."""
     return replaced(dist.fleet, get_hybrid_communicate_group=lambda: None)
 
 
 @contextmanager
-def _ready_to_load(optimizer):
+def _ready_to_load(optimizer: Any) -> Iterator[None]:
     """While it lasts, PaddleFormers 1.2.0 can load a checkpoint into an optimizer that is not around another one, in
     float32 or in sharding stage 2: it asks which kind the inner one is, and makes stage 2's states in the optimizer
     that only distributes them, where nothing reads them."""
-    own = {}
+    own: dict[str, Any] = {}
     if not hasattr(optimizer, "_inner_opt"):
         own["_inner_opt"] = None
     if isinstance(optimizer, GroupShardedOptimizerStage2):

@@ -1,5 +1,6 @@
 """What PaddleFormers is about to load, looked at first: its own readers believe what they find."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from paddle_te.configs import ModelConfig, model_config
@@ -35,8 +36,8 @@ def vocabulary_of(folder: str | Path) -> int | None:
     return content.get("vocab_size") if isinstance(content, dict) else None
 
 
-def check_weights(folder: str | Path, verify: str = FULL, tell=print) -> None:
-    """Refuses weights that contradict their config.json, or differ from their folder's manifest.
+def check_weights(folder: str | Path, verify: str = FULL, tell: Callable[[str], None] = print) -> None:
+    """Refuse weights that contradict their config.json, or differ from their folder's manifest.
 
     folder: what a recipe's model_name_or_path names; its files may be links, as the launcher makes them. Of a folder
     without weights, or with a model of another family, nothing is looked at. tell: as `Verification`'s.
@@ -55,7 +56,7 @@ def check_weights(folder: str | Path, verify: str = FULL, tell=print) -> None:
             raise CheckpointError(f"{folder}: PaddleFormers reads Hugging Face's names, and these are of {kind} layout")
 
 
-def check_adapter(folder: str | Path, verify: str = FULL, tell=print) -> None:
-    """Refuses an adapter that differs from its folder's manifest. Raises CheckpointError, a ValueError."""
+def check_adapter(folder: str | Path, verify: str = FULL, tell: Callable[[str], None] = print) -> None:
+    """Refuse an adapter that differs from its folder's manifest. Raise CheckpointError, a ValueError."""
     if Path(folder).is_dir():
         Verification(verify, tell=tell).check(folder)

@@ -3,14 +3,20 @@
 A family says what PaddleNLP calls its layers with.
 """
 
-from paddle_te.layers.context import Context
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from paddle import Tensor
+
+from paddle_te.host import HostConfig
+from paddle_te.layers.context import Context, KeyValue
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.models.pipeline import FLASH_MASK, InPipeline
 from paddle_te.ops import documents
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
 # numbers for each sequence, and those into angles for each sequence.
-FROM_ZERO = False
+FROM_ZERO: Literal[False] = False
 
 
 class TEDecoderLayer(DecoderLayer):
@@ -20,9 +26,15 @@ class TEDecoderLayer(DecoderLayer):
     computed again; PaddleNLP's models say it of each layer, or not at all. number: as DecoderLayer's.
     """
 
-    further = ()
+    further: tuple[str, ...] = ()
 
-    def __init__(self, config, layerwise_recompute=True, skip_recompute_ops=None, number=0):
+    def __init__(
+        self,
+        config: HostConfig,
+        layerwise_recompute: bool = True,
+        skip_recompute_ops: Mapping[str, object] | None = None,
+        number: int = 0,
+    ) -> None:
         if skip_recompute_ops and any(skip_recompute_ops.values()):
             raise ValueError("refined recompute (--refined_recompute) is not supported by backends pd and te")
         super().__init__(config, number)
@@ -30,21 +42,21 @@ class TEDecoderLayer(DecoderLayer):
         self.enable_recompute = False
         self.layerwise_recompute = layerwise_recompute
         self.recompute_granularity = config.recompute_granularity
-        self.skip_recompute_ops = {}
+        self.skip_recompute_ops: dict[str, object] = {}
 
     def forward(
         self,
-        hidden_states,
-        position_ids=None,
-        attention_mask=None,
-        output_attentions=False,
-        past_key_value=None,
-        use_cache=False,
-        *further,
-        is_first_microbatch=None,
-        npu_is_casual=False,
-        **others,
-    ):
+        hidden_states: Tensor,
+        position_ids: Tensor | Literal[False] | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = False,
+        past_key_value: KeyValue | None = None,
+        use_cache: bool = False,
+        *further: Any,
+        is_first_microbatch: bool | None = None,
+        npu_is_casual: bool = False,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, KeyValue]:
         """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share
         sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all else is of whole
         sequences.
@@ -68,14 +80,14 @@ class TEDecoderLayer(DecoderLayer):
             past_key_value=past_key_value,
             use_cache=use_cache,
             cu_seqlens=cu_seqlens,
-            position_ids=None if position_ids is FROM_ZERO else position_ids,
+            position_ids=position_ids if isinstance(position_ids, Tensor) else None,
         )
         return self.compute(hidden_states, context)
 
 
-class TEDecoderLayerPipe(InPipeline, TEDecoderLayer):
+class TEDecoderLayerPipe(InPipeline, TEDecoderLayer):  # type: ignore[misc]  # its forward takes a tuple
     """In place of PaddleNLP's pipeline layer; see `InPipeline`."""
 
-    def recomputes_whole(self):
-        """PaddleNLP's flags: a pipeline recomputes layer by layer, or not at all."""
+    def recomputes_whole(self) -> bool:
+        """Read PaddleNLP's flags: a pipeline recomputes layer by layer, or not at all."""
         return self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"

@@ -1,27 +1,29 @@
 """From a configuration to the classes of its family, by their names."""
 
 import importlib
+from typing import Any
 
 from paddlenlp import transformers
 
-from paddle_te.configs.families import family_of
+from paddle_te.configs.families import Family, family_of
 from paddle_te.configs.rope import check_paddlenlps_layers
 from paddle_te.configs.spec import spec_of
+from paddle_te.host import HostConfig
 from paddle_te.hosts.paddlenlp import own_model
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP, no_class
 from paddle_te.models.backend import check_backend_name
 from paddle_te.models.context_parallel import sequence_ranks
 
 
-def config_class(family):
-    """The class for the configurations of a Family: PaddleNLP's, or ours where it has none."""
+def config_class(family: Family) -> Any:
+    """Return the class for the configurations of a Family: PaddleNLP's, or ours where it has none."""
     if family.model_type not in PADDLENLP:
         return own_model.config_class(family)
     return getattr(transformers, f"{family.title}Config")
 
 
-def _check_paddlenlps_layers(config, family):
-    """Raises ValueError for what PaddleNLP's own layers would leave out without a word."""
+def _check_paddlenlps_layers(config: HostConfig, family: Family) -> None:
+    """Raise ValueError for what PaddleNLP's own layers would leave out without a word."""
     theirs = PADDLENLP[family.model_type]
     if config.sequence_parallel and not theirs.sequence_parallel:
         raise ValueError(
@@ -42,8 +44,8 @@ def _check_paddlenlps_layers(config, family):
         )
 
 
-def check_packed(config):
-    """Raises ValueError where PaddleNLP's own model takes no mask that keeps packed documents apart."""
+def check_packed(config: HostConfig) -> None:
+    """Raise ValueError where PaddleNLP's own model takes no mask that keeps packed documents apart."""
     family = family_of(config)
     if config.transformer_engine_backend == "none" and not PADDLENLP[family.model_type].packed:
         raise ValueError(
@@ -57,8 +59,8 @@ def check_packed(config):
         )
 
 
-def check_positions(config, length):
-    """Raises ValueError for sequences longer than the positions that a model has learned."""
+def check_positions(config: HostConfig, length: int) -> None:
+    """Raise ValueError for sequences longer than the positions that a model has learned."""
     if family_of(config).learned_positions and length > config.max_position_embeddings:
         raise ValueError(
             f"sequences of {length} tokens: the model has learned {config.max_position_embeddings} positions "
@@ -66,8 +68,8 @@ def check_positions(config, length):
         )
 
 
-def model_class(config, pipeline=False):
-    """The class of a configuration's model for its transformer_engine_backend: PaddleNLP's own, untouched, for "none".
+def model_class(config: HostConfig, pipeline: bool = False) -> Any:
+    """Return the class of a configuration's model for its transformer_engine_backend; PaddleNLP's own for "none".
 
     Raises ValueError for another backend, for a family that there is not, and for what PaddleNLP has not in this one.
     """

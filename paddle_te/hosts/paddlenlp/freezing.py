@@ -1,16 +1,19 @@
 """--freeze: weights of a whole model that are not trained."""
 
+from collections.abc import Sequence
+
 import paddle.distributed as dist
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from paddle_te.configs.families import is_tied
 from paddle_te.configs.spec import spec_of
 from paddle_te.distributed import gather_objects
+from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of
 from paddle_te.weights.frozen import check_patterns, matching
 
 
-def check_freeze(config, args):
+def check_freeze(config: HostConfig, args: HostArguments) -> None:
     """Refuses what cannot be frozen, before the model is made.
 
     config: the model's. args: TrainingArguments with `freeze`. Raises ValueError.
@@ -38,7 +41,7 @@ def check_freeze(config, args):
         )
 
 
-def freeze(model, patterns):
+def freeze(model: HostModel, patterns: Sequence[str] | None) -> None:
     """Freezes the weights of a model, or of this pipeline stage, in whose names in the whole model one of the patterns
     is found. Collective. Raises ValueError where a stage would have nothing to train."""
     if not patterns:

@@ -3,15 +3,21 @@
 In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and decoding has one a prompt at a time.
 """
 
+from collections.abc import Collection, Sequence
+from typing import Any
+
 import paddle
+from paddle import Tensor
 
 from paddle_te.configs.rope import scaling_of
+from paddle_te.data.tokenizer import AnyTokenizer
+from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
 
-def left_padded(prompts, pad_token_id=0):
-    """A batch of prompts (lists of token ids) that end together, as `generate` needs them.
+def left_padded(prompts: Sequence[Sequence[int]], pad_token_id: int = 0) -> dict[str, Tensor]:
+    """Return a batch of prompts (lists of token ids) that end together, as `generate` needs them.
 
     Returns {"input_ids", "attention_mask", "position_ids"}, int64 [b, s]: the mask is 0 on padding, and positions begin
     with 0 at each prompt's first token. Raises ValueError for a prompt without tokens.
@@ -28,8 +34,8 @@ def left_padded(prompts, pad_token_id=0):
     return {name: paddle.to_tensor(values, dtype="int64") for name, values in rows.items()}
 
 
-def check_generates(settings):
-    """Raises ValueError where a model cannot generate.
+def check_generates(settings: Any) -> None:
+    """Raise ValueError where a model cannot generate.
 
     settings: a model's configuration or a script's arguments, with its pipeline_parallel_degree.
     """
@@ -47,8 +53,8 @@ def check_generates(settings):
         )
 
 
-def check_room(prompts, max_new_tokens, config):
-    """Raises ValueError for prompts, lists of token ids, whose continuations go beyond the model's positions.
+def check_room(prompts: Sequence[Sequence[int]], max_new_tokens: int, config: HostConfig) -> None:
+    """Raise ValueError for prompts, lists of token ids, whose continuations go beyond the model's positions.
 
     Beyond them a model computes something, but was trained for nothing; rope type dynamic is made for that.
     """
@@ -64,8 +70,10 @@ def check_room(prompts, max_new_tokens, config):
         )
 
 
-def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
-    """The tokens after each prompt, lists of token ids as the prompts are, up to the first that ends a text.
+def generate_tokens(
+    model: HostModel, tokenizer: AnyTokenizer, prompts: Sequence[Sequence[int]], batch_size: int = 8, **settings: Any
+) -> list[list[int]]:
+    """Return the tokens after each prompt, lists of token ids as the prompts are, up to the first that ends a text.
 
     model: in evaluation mode, of any family. tokenizer: of `load_tokenizer`, whose `end_token_ids` end a text.
     settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
@@ -85,13 +93,15 @@ def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
     return rows
 
 
-def up_to_end(row, ends):
-    """The tokens of a row before the first one of `ends`: what follows is padding."""
+def up_to_end(row: list[int], ends: Collection[int]) -> list[int]:
+    """Return the tokens of a row before the first one of `ends`: what follows is padding."""
     return row[: next((i for i, token in enumerate(row) if token in ends), len(row))]
 
 
-def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
-    """Continuations of prompts, texts or lists of token ids, one string each; arguments as `generate_tokens`'s."""
+def generate_text(
+    model: HostModel, tokenizer: AnyTokenizer, prompts: Sequence[str | list[int]], batch_size: int = 8, **settings: Any
+) -> list[str]:
+    """Return the continuation of each prompt, a text or token ids; arguments as `generate_tokens`'s."""
     tokens = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     rows = generate_tokens(model, tokenizer, tokens, batch_size, **settings)
     return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]

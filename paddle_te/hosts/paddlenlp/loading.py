@@ -2,13 +2,17 @@
 
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from numpy.typing import NDArray
+from paddle import Tensor
 
 from paddle_te.configs import MODEL_VALUES, check_computed
 from paddle_te.configs.families import family_of, is_tied
@@ -19,6 +23,7 @@ from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import fo
 from paddle_te.data.tokenizer_folder import end_tokens
 from paddle_te.distributed import gather_objects
 from paddle_te.fp8 import fp8_model_init
+from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.modeling import TELMHead
 from paddle_te.hosts.paddlenlp.room import check_room
@@ -31,13 +36,15 @@ from paddle_te.weights import CheckpointError, check_layout, native_layout, read
 from paddle_te.weights import config as weights_config
 from paddle_te.weights.adapters import open_adapter, with_adapter
 from paddle_te.weights.config import native_words
+from paddle_te.weights.folder import Checkpoint
+from paddle_te.weights.layout import Layout
 from paddle_te.weights.verification import FULL, Verification
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def _no_views():
+def _no_views() -> Iterator[None]:
     """While it lasts, slices are copies: Tensor.set_value copies a view from the host to a custom device without its
     strides (Paddle 3.3.1), and PaddleNLP splits weights over tensor parallel ranks by slicing."""
     flag = "FLAGS_use_stride_kernel"
@@ -49,14 +56,22 @@ def _no_views():
         paddle.set_flags(kept)
 
 
-def verification(level=FULL):
-    """The Verification, at a level of --verify_checkpoint, of files that all processes of this run read together."""
+def verification(level: str = FULL) -> Verification:
+    """Return the Verification, at a level of --verify_checkpoint, of files that all processes read together."""
     ranks = dist.get_world_size()
     return Verification(level, dist.get_rank(), ranks, lambda mine: gather_objects(mine, ranks), logger.warning)
 
 
-def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FULL, adapter=None):
-    """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
+def from_pretrained(
+    model_class: Any,
+    folder: str | Path,
+    config: HostConfig,
+    dtype: str,
+    in_fp8: bool = False,
+    verify: str = FULL,
+    adapter: str | Path | None = None,
+) -> HostModel:
+    """Return model_class(config) with the weights in `folder`, in the backend's layout or in Hugging Face's.
 
     All processes call it. The model's `loaded` is the Transfer.
     adapter: the folder of a LoRA adapter, which is added to the weights as they are read.
@@ -72,7 +87,7 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     with verification(verify).beside(folder) as comparison:
         checkpoint = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
         model = _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter)
-    verified = comparison.verified
+    verified = comparison.result
     size = sum(path.stat().st_size for path in checkpoint.files)
     note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words
     model.loaded = Transfer("load", Path(folder), size, time.perf_counter() - start, note, verified.compared)
@@ -81,7 +96,9 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     return model
 
 
-def _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter):
+def _with_weights(
+    model_class: Any, checkpoint: Checkpoint, config: HostConfig, dtype: str, in_fp8: bool, adapter: str | Path | None
+) -> HostModel:
     """Return model_class(config) with an opened Checkpoint's weights, read by PaddleNLP where it reads them right."""
     folder = checkpoint.folder
     of_a_rank = any(folder.glob("model_state.[tp]p*"))
@@ -99,15 +116,15 @@ def _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter):
         return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
 
 
-def keep_end_tokens(model, folder):
-    """Has a model save the end tokens of the generation_config.json that its weights came with."""
+def keep_end_tokens(model: HostModel, folder: Path) -> None:
+    """Have a model save the end tokens of the generation_config.json that its weights came with."""
     ends = end_tokens(folder)
     if ends and getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
 
 
-def load_weights(model, checkpoint):
-    """Gives a model the weights of an opened Checkpoint in any layout and degrees: each rank reads its own share.
+def load_weights(model: HostModel, checkpoint: Checkpoint) -> None:
+    """Give a model the weights of an opened Checkpoint in any layout and degrees: each rank reads its own share.
 
     The weights are translated on their way, tensor by tensor, and quantized where the model has them in fp8 only; the
     host holds at most twice the largest tensor at a time. Raises CheckpointError where one is missing or has
@@ -132,13 +149,15 @@ def load_weights(model, checkpoint):
         del array, tensor  # before the next one is read
 
 
-def on_device(array):
-    """The tensor of one of `read_share`'s arrays on the present device, whose uint16 are bfloat16's bits."""
+def on_device(array: NDArray[Any]) -> Tensor:
+    """Return the tensor of one of `read_share`'s arrays on the present device, whose uint16 are bfloat16's bits."""
     return paddle.to_tensor(np.ascontiguousarray(array))
 
 
-def read_share(checkpoint, config, names, numbers=False):
-    """Yields (name, numpy array) of the weights `names`, as this tensor parallel rank of a model has them.
+def read_share(
+    checkpoint: Checkpoint, config: HostConfig, names: Iterable[str], numbers: bool = False
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield (name, numpy array) of the weights `names`, as this tensor parallel rank of a model has them.
 
     checkpoint: a Checkpoint; or one kind of its weights' state, numbers as in `read_tensors`. Raises CheckpointError
     where one is missing.
@@ -149,7 +168,7 @@ def read_share(checkpoint, config, names, numbers=False):
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     missing = set(names)
     for name, array in read_tensors(checkpoint, layout, missing | set(copies), degree, rank, numbers):
-        for here in {name, copies.get(name)} & set(names):
+        for here in {name, copies.get(name, name)} & set(names):
             yield here, array
             missing.discard(here)
         del array  # before the next one is read
@@ -157,16 +176,16 @@ def read_share(checkpoint, config, names, numbers=False):
         raise CheckpointError(f"{checkpoint.folder}: has nothing for {', '.join(sorted(missing))} of this model")
 
 
-def layout_of(config):
-    """The Layout of a model's weights, from its configuration."""
+def layout_of(config: HostConfig) -> Layout:
+    """Return the Layout of a model's weights, from its configuration."""
     tied, family = is_tied(config), family_of(config)
     if config.transformer_engine_backend != "none":
         return te_layout(tied, family)
     return native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied, family)
 
 
-def read_config(folder, backend=None):
-    """The configuration, PaddleNLP's object, of a folder's config.json, PaddleNLP's or Hugging Face's.
+def read_config(folder: str | Path, backend: str | None = None) -> HostConfig:
+    """Return the configuration, PaddleNLP's object, of a folder's config.json, PaddleNLP's or Hugging Face's.
 
     Raises CheckpointError, also for what PaddleNLP's model, or the layers of a `backend`, would take in silence and
     compute otherwise.
@@ -187,11 +206,11 @@ def read_config(folder, backend=None):
 
 
 @cache
-def _tell(remark):
+def _tell(remark: str) -> None:
     logger.warning(remark)
 
 
-def check_same_model(config, folder):
+def check_same_model(config: HostConfig, folder: str | Path) -> None:
     """Refuses weights of another model, with other shapes or with the same, such as Llama 3.1's for Llama 3, whose
     angles are others.
 
@@ -209,8 +228,8 @@ def check_same_model(config, folder):
         )
 
 
-def check_token_ids(rows, config):
-    """Raises ValueError where a row of token ids has one that the model's embedding has not."""
+def check_token_ids(rows: Iterable[Any], config: HostConfig) -> None:
+    """Raise ValueError where a row of token ids has one that the model's embedding does not have."""
     largest = max((max(row) for row in rows if len(row)), default=0)
     if largest >= config.vocab_size:
         raise ValueError(
@@ -219,8 +238,8 @@ def check_token_ids(rows, config):
         )
 
 
-def load_config(folder, backend="none", **settings):
-    """PaddleNLP's configuration of the checkpoint in `folder` for a run with `backend`; settings override it.
+def load_config(folder: str | Path, backend: str = "none", **settings: Any) -> HostConfig:
+    """Return PaddleNLP's configuration of the checkpoint in `folder` for a run with `backend`; settings override it.
 
     Its weights are not looked at. Raises FileNotFoundError, and ValueError for an unknown backend or a config.json that
     says what it may not.
@@ -238,8 +257,15 @@ def load_config(folder, backend="none", **settings):
     return config
 
 
-def load_model(folder, backend="none", dtype="float32", verify=FULL, adapter=None, **settings):
-    """The model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
+def load_model(
+    folder: str | Path,
+    backend: str = "none",
+    dtype: str = "float32",
+    verify: str = FULL,
+    adapter: str | Path | None = None,
+    **settings: Any,
+) -> HostModel:
+    """Return the model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
 
     verify, adapter: as `from_pretrained`'s. Raises what `check_backend`, `load_config` and `from_pretrained` raise.
     """
@@ -252,7 +278,7 @@ def load_model(folder, backend="none", dtype="float32", verify=FULL, adapter=Non
     return model
 
 
-def stage_layer_names(model):
+def stage_layer_names(model: HostModel) -> dict[str, str]:
     """`models.pipeline.stage_layer_names`, the head's too: PaddleNLP's GPT names it on a stage after the embedding,
     whose weight it shares."""
     names = pipeline.stage_layer_names(model)

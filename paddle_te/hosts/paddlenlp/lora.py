@@ -1,45 +1,52 @@
 """LoRA in PaddleNLP: its LoRAModel around native layers or ours (`models.lora`), and adapters that are read into it."""
 
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 from paddlenlp.peft import LoRAConfig, LoRAModel
 
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
+from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, on_device, verification
 from paddle_te.models.lora import TARGETS, DecoderLoRA
 from paddle_te.weights import CheckpointError, Dims
 from paddle_te.weights.adapters import check_fits, open_adapter
+from paddle_te.weights.adapters.files import Adapter
 from paddle_te.weights.adapters.names import form_for
 from paddle_te.weights.adapters.sharing import check_trainable, shares
 from paddle_te.weights.names import FUSED, NATIVE
 from paddle_te.weights.verification import FULL
 
 
-def target_modules(targets):
-    """LoRAConfig's target_modules for "all", "attention" or "mlp", for every backend, native weights fused or not."""
+def target_modules(targets: str) -> list[str]:
+    """Return LoRAConfig's target_modules for "all", "attention" or "mlp", for every backend and native weights."""
     if targets not in TARGETS:
         raise ValueError(f"lora_targets={targets!r}; it may be {', '.join(TARGETS)}")
     return [rf".*\.{name}" for name in _module_names([name.removesuffix("_proj") for name in TARGETS[targets]])]
 
 
-def _module_names(parts):
-    """The last words of the names of the modules with these parts, ours and PaddleNLP's."""
+def _module_names(parts: Collection[str]) -> dict[str, None]:
+    """Return the last words of the names of the modules with these parts, ours and PaddleNLP's."""
     there = {*parts, *(module for module, held in FUSED.items() if {*parts}.issuperset(held))}
     native = [module for names in NATIVE.values() for part, module in names.layer.items() if part in there]
     return dict.fromkeys((*(f"{part}_proj" for part in parts), *(name.split(".")[-1] for name in native)))
 
 
-def _targets_of(adapter, num_layers):
-    """target_modules of the modules that an Adapter has A and B for."""
-    layers = {}
-    for part in adapter.parts:
-        layers.setdefault(part.name, set()).add(part.layer)
+def _targets_of(adapter: Adapter, num_layers: int) -> list[str]:
+    """Return target_modules of the modules that an Adapter has A and B for."""
+    layers: dict[str, set[int | None]] = {}
+    for place in adapter.parts:
+        layers.setdefault(place.name, set()).add(place.layer)
     parts = {part for part in layers if len(layers[part]) == num_layers}
     for targets, names in TARGETS.items():
         if parts == {*layers} == {name.removesuffix("_proj") for name in names} & {*adapter.form.layout.layer_parts}:
             return target_modules(targets)
     found = [rf".*\.{name}" for name in _module_names(sorted(parts))]
     for part in sorted(layers.keys() - parts):
-        numbers = "|".join(map(str, sorted(layers[part])))
+        numbers = "|".join(str(layer) for layer in sorted(each for each in layers[part] if each is not None))
         found += [rf".*\.layers\.(?:{numbers})\.(?:.*\.)?{name}" for name in _module_names([part])]
     return found
 
@@ -52,15 +59,21 @@ class TELoRAModel(DecoderLoRA, LoRAModel):
     """
 
 
-def lora_model_class(backend):
-    """PaddleNLP's LoRAModel for backend "none", ours for the others."""
+def lora_model_class(backend: str) -> Any:
+    """Return PaddleNLP's LoRAModel for backend "none", ours for the others."""
     return LoRAModel if backend == "none" else TELoRAModel
 
 
 def lora_config(
-    targets="all", r=32, lora_alpha=64, lora_dropout=0.0, dtype=None, tensor_parallel_degree=-1, rslora=False
-):
-    """LoRAConfig for "all", "attention" or "mlp" projections of any backend.
+    targets: str = "all",
+    r: int = 32,
+    lora_alpha: float = 64,
+    lora_dropout: float = 0.0,
+    dtype: str | None = None,
+    tensor_parallel_degree: int = -1,
+    rslora: bool = False,
+) -> HostConfig:
+    """Return the LoRAConfig for "all", "attention" or "mlp" projections of any backend.
 
     scaling = lora_alpha / r, with rslora lora_alpha / sqrt(r).
     """
@@ -75,7 +88,7 @@ def lora_config(
     )
 
 
-def load_lora(model, folder, backend, verify=FULL):
+def load_lora(model: HostModel, folder: str | Path, backend: str, verify: str = FULL) -> HostModel:
     """The LoRAModel around `model` with the adapter in `folder`: PEFT's, PaddleFormers', or PaddleNLP's of any backend
     and in any degrees. All processes call it.
 
@@ -93,8 +106,8 @@ def load_lora(model, folder, backend, verify=FULL):
     return lora
 
 
-def _config_of(adapter, model):
-    """The LoRAConfig of an Adapter on a model, whose own dtype may be another than its config.json's."""
+def _config_of(adapter: Adapter, model: HostModel) -> HostConfig:
+    """Return the LoRAConfig of an Adapter on a model, whose own dtype may be another than its config.json's."""
     settings, config = adapter.settings, model.config
     dtype = next(weight.dtype for weight in model.parameters() if weight.is_floating_point())
     return LoRAConfig(
@@ -109,7 +122,7 @@ def _config_of(adapter, model):
     )
 
 
-def _set_weights(lora, arrays, folder):
+def _set_weights(lora: HostModel, arrays: Mapping[str, NDArray[Any]], folder: str | Path) -> None:
     """set_state_dict skips what it does not find: an adapter of other layers would do nothing."""
     own = {name: weight for name, weight in lora.model.state_dict().items() if "lora_" in name}
     if different := sorted(own.keys() ^ arrays.keys()):

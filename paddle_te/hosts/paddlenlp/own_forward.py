@@ -4,18 +4,31 @@ whole layers or no attention alone, take no packed samples, or make a mask [b, 1
 Such a model goes through its layers by the forward here. Head, loss and generation are those of PaddleNLP's Llama.
 """
 
-from functools import partial
+from collections.abc import Sequence
+from typing import Any, Literal
 
+from paddle import Tensor
 from paddle.distributed.fleet.utils.sequence_parallel_utils import ScatterOp, mark_as_sequence_parallel_parameter
 from paddlenlp.transformers.llama.modeling import LlamaForCausalLM, LlamaModel
 from paddlenlp.transformers.model_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from paddle_te.distributed import recompute
+from paddle_te.host import HostClass, HostConfig
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLM
 from paddle_te.models.switch import take_over
 
+# [b, s]; None or FROM_ZERO for tokens that follow those of the cache
+Positions = Tensor | Literal[False] | None
 
-class OwnForward:
+
+def given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """Return the one of the two that a model is called with. Raise ValueError where there is neither."""
+    if (there := input_ids if inputs_embeds is None else inputs_embeds) is None:
+        raise ValueError("give input_ids or inputs_embeds")
+    return there
+
+
+class OwnForward(HostClass):
     """Mixed into PaddleNLP's model, between embedding and head.
 
     stack: what has its layers and its last norm.
@@ -23,14 +36,16 @@ class OwnForward:
 
     stack = property(lambda self: self)
 
-    def taken_over(self):
-        """Makes what PaddleNLP's constructor has not."""
+    def taken_over(self) -> None:
+        """Make what PaddleNLP's constructor does not."""
         if self.config.sequence_parallel:
             for parameter in self.stack.norm.parameters():
                 mark_as_sequence_parallel_parameter(parameter)
 
-    def embed(self, input_ids, inputs_embeds, position_ids, past):
-        """What the first layer gets of input_ids [b, s], or of what these are embedded as, inputs_embeds [b, s, h].
+    def embed(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, position_ids: Positions, past: int
+    ) -> Tensor:
+        """Return what the first layer gets of input_ids [b, s], or of their embeddings, inputs_embeds [b, s, h].
 
         position_ids: [b, s], or None or FROM_ZERO for tokens that follow `past` others.
         """
@@ -41,17 +56,17 @@ class OwnForward:
 
     def forward(
         self,
-        input_ids=None,
-        position_ids=None,
-        attention_mask=None,
-        inputs_embeds=None,
-        use_cache=False,
-        past_key_values=None,
-        output_attentions=False,
-        output_hidden_states=False,
-        return_dict=False,
-        attn_mask_startend_row_indices=None,
-    ):
+        input_ids: Tensor | None = None,
+        position_ids: Positions = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = False,
+        past_key_values: Sequence[Any] | None = None,
+        output_attentions: bool | None = False,
+        output_hidden_states: bool | None = False,
+        return_dict: bool | None = False,
+        attn_mask_startend_row_indices: Tensor | None = None,
+    ) -> Any:
         """As PaddleNLP's LlamaModel's, but that sequences are causal without attention_mask. position_ids and
         attn_mask_startend_row_indices: as TEDecoderLayer's. What may be True or False is the configuration's if None.
         Raises ValueError for a cache under sequence parallelism."""
@@ -63,7 +78,7 @@ class OwnForward:
         return_dict = self.config.use_return_dict if return_dict is None else return_dict
         if self.config.sequence_parallel and use_cache:
             raise ValueError("sequence parallelism has no key-value cache: leave one of the two out")
-        shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        shape = given(input_ids, inputs_embeds).shape[:2]
         caches = list(past_key_values or [None] * len(self.stack.layers))
         past = 0 if caches[0] is None else caches[0][0].shape[1]
         hidden = self.embed(input_ids, inputs_embeds, position_ids, past)
@@ -77,8 +92,8 @@ class OwnForward:
                 states.append(hidden)
             cache, caches[number] = caches[number], None  # a layer's cache is let go of when there is a longer one
             again = self._is_recomputed(number, layer) and not hidden.stop_gradient
-            run = partial(recompute, layer) if again else layer
-            hidden = run(hidden, past_key_value=cache, use_cache=use_cache, **of_layers)
+            of_layer = dict(past_key_value=cache, use_cache=use_cache, **of_layers)
+            hidden = recompute(layer, hidden, **of_layer) if again else layer(hidden, **of_layer)
             if use_cache:
                 hidden, present = hidden
                 presents.append(present)
@@ -90,8 +105,8 @@ class OwnForward:
         )
         return output if return_dict else output.to_tuple()
 
-    def _is_recomputed(self, number, layer):
-        """Whether backward computes the whole layer of that number again."""
+    def _is_recomputed(self, number: int, layer: Any) -> bool:
+        """Return whether backward computes the whole layer of that number again."""
         kept = self.config.no_recompute_layers or ()
         return layer.enable_recompute and layer.recompute_granularity == "full" and number not in kept
 
@@ -105,6 +120,6 @@ class OwnForwardForCausalLM(TEForCausalLM):
     update_model_kwargs_for_generation = staticmethod(LlamaForCausalLM.update_model_kwargs_for_generation)
     llama = property(lambda self: getattr(self, self.base_model_prefix))  # as Llama's forward calls it
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         super().__init__(config)
         take_over(self.llama, self.base)

@@ -3,11 +3,12 @@
 import numpy as np
 
 from paddle_te import device
+from paddle_te.host import HostConfig
 from paddle_te.planner.model import Model, check_size, described
 
 
-def check_room(config, dtype, in_fp8=False):
-    """Raises ValueError for a model whose weights this process's device cannot hold, even with nothing beside them.
+def check_room(config: HostConfig, dtype: str, in_fp8: bool = False) -> None:
+    """Raise ValueError for a model whose weights this process's device cannot hold, even with nothing beside them.
 
     config: PaddleNLP's configuration. dtype: of its weights, by name. in_fp8: those of the GEMMs exist in fp8 only.
     """

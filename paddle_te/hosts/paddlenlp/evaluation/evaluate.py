@@ -13,11 +13,12 @@ Formats of the files: `evaluation.tasks`, and of chats `data.conversations`. Pri
 writes them as JSON. Errors in the arguments or the data end the run with status 2, before the model is read.
 """
 
+import io
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,9 @@ from paddle_te import device
 from paddle_te.data.chat_template import ChatTemplate
 from paddle_te.data.prompts import Prompt, PromptMaker
 from paddle_te.data.records import read_records
-from paddle_te.data.samples import SampleMaker, read_conversations
+from paddle_te.data.samples import Sample, SampleMaker, read_conversations
+from paddle_te.data.tokenizer import AnyTokenizer
+from paddle_te.host import HostModel
 from paddle_te.hosts.paddlenlp.evaluation import harness
 from paddle_te.hosts.paddlenlp.evaluation.model import (
     EvaluatedModel,
@@ -41,6 +44,7 @@ from paddle_te.hosts.paddlenlp.evaluation.model import (
 )
 from paddle_te.hosts.paddlenlp.evaluation.tasks import (
     TASKS,
+    Metrics,
     Scorer,
     evaluate_task,
     open_corpus,
@@ -59,6 +63,7 @@ from paddle_te.options.scripts import EVALUATION_TASKS
 from paddle_te.outputs import NotWritten, check_file, write_file
 from paddle_te.runs import screen
 
+Measure = Callable[[Scorer], Metrics]
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +72,7 @@ logger = logging.getLogger(__name__)
 class EvalArguments(EvaluatedModel):
     """What to evaluate, how, and on what."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         prompts = self.prompts or self.prompts_file
         if not any([self.perplexity, prompts, self.lm_eval, *(getattr(self, task) for task in TASKS)]):
@@ -89,13 +94,13 @@ class EvalArguments(EvaluatedModel):
 class Evaluation:
     """What is to be done, with all data read: {task: what makes its metrics, with a Scorer}, and the prompts."""
 
-    tasks: dict[str, Callable[[Scorer], dict[str, Any]]]
+    tasks: dict[str, Measure]
     prompts: list[Prompt]
 
 
-def read_data(args: EvalArguments, tokenizer: Any, template: ChatTemplate | None, length: int) -> Evaluation:
-    """length: tokens that the model sees. Raises ValueError or FileNotFoundError for what cannot be evaluated."""
-    tasks = {}
+def read_data(args: EvalArguments, tokenizer: AnyTokenizer, template: ChatTemplate | None, length: int) -> Evaluation:
+    """Read the data. length: tokens that the model sees. Raise ValueError or FileNotFoundError for unfit data."""
+    tasks: dict[str, Measure] = {}
     if args.perplexity:
         tasks["perplexity"] = _read_perplexity(args, tokenizer, template, length)
     for task in TASKS:
@@ -108,7 +113,9 @@ def read_data(args: EvalArguments, tokenizer: Any, template: ChatTemplate | None
     return Evaluation(tasks, prompts)
 
 
-def _read_perplexity(args, tokenizer, template, length):
+def _read_perplexity(
+    args: EvalArguments, tokenizer: AnyTokenizer, template: ChatTemplate | None, length: int
+) -> Measure:
     path = Path(args.perplexity)
     if not path.is_file() or path.suffix in (".bin", ".idx"):
         return partial(perplexity_of_corpus, tokens=open_corpus(path), limit=args.limit)
@@ -119,8 +126,8 @@ def _read_perplexity(args, tokenizer, template, length):
     return partial(perplexity_of_samples, samples=_samples(args, tokenizer, template, length))
 
 
-def _samples(args, tokenizer, template, length):
-    """The conversations of --perplexity as fine-tuning learns them."""
+def _samples(args: EvalArguments, tokenizer: AnyTokenizer, template: ChatTemplate | None, length: int) -> list[Sample]:
+    """Return the conversations of --perplexity as fine-tuning learns them."""
     maker = SampleMaker(tokenizer, template, src_length=length // 2, max_length=length + 1)
     samples = list(maker.samples(read_conversations([Path(args.perplexity)], args.limit)))
     if not samples:
@@ -131,8 +138,14 @@ def _samples(args, tokenizer, template, length):
     return samples
 
 
-def evaluate(args, model, tokenizer, template, evaluation):
-    """Yields (task, metrics) as they are known; "generation" has the continuations of the prompts."""
+def evaluate(
+    args: EvalArguments,
+    model: HostModel,
+    tokenizer: AnyTokenizer,
+    template: ChatTemplate | None,
+    evaluation: Evaluation,
+) -> Iterator[tuple[str, Any]]:
+    """Yield (task, metrics) as they are known; "generation" has the continuations of the prompts."""
     scorer = make_scorer(args, model)
     for task, measure in evaluation.tasks.items():
         yield task, measure(scorer)
@@ -146,7 +159,9 @@ def evaluate(args, model, tokenizer, template, evaluation):
         yield "generation", _generate(args, model, tokenizer, evaluation.prompts)
 
 
-def _generate(args, model, tokenizer, prompts):
+def _generate(
+    args: EvalArguments, model: HostModel, tokenizer: AnyTokenizer, prompts: Sequence[Prompt]
+) -> list[dict[str, Any]]:
     paddle.seed(args.seed)
     names = ("max_new_tokens", "decode_strategy", "top_k", "top_p", "temperature")
     settings = {name: getattr(args, name) for name in names}
@@ -154,7 +169,7 @@ def _generate(args, model, tokenizer, prompts):
     return [prompt.given | {"output": text} for prompt, text in zip(prompts, texts, strict=True)]
 
 
-def show(results):
+def show(results: Mapping[str, Any]) -> None:
     for task, metrics in results.items():
         if task == "generation":
             for item in metrics:
@@ -167,13 +182,13 @@ def show(results):
             print(f"{task}: {', '.join(values)}")
 
 
-def make_parser():
+def make_parser() -> ScriptParser:
     return ScriptParser((EvalArguments,))
 
 
 @screen.shown()
-def main():
-    """The command. Ends the process with 2 for wrong arguments or data, with 1 where results cannot be written."""
+def main() -> None:
+    """Evaluate as the command line says. Exit with 2 for wrong arguments or data, 1 where results cannot be written."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with refusing_wrong_input():
         (args,) = make_parser().parse()
@@ -188,7 +203,8 @@ def main():
         tokens = [prompt.tokens for prompt in evaluation.prompts]
         check_token_ids(tokens, config)
         check_room(tokens, args.max_new_tokens, config)
-        results, model = {}, make_model(args)
+        results: dict[str, Any] = {}
+        model = make_model(args)
         try:
             results.update(evaluate(args, model, tokenizer, template, evaluation))
         except BaseException as error:
@@ -199,18 +215,19 @@ def main():
         sys.exit(1)
 
 
-def _leave(args, found):
-    """Whether the results could be written. That comes first: the terminal may be closed, or not show a character."""
+def _leave(args: EvalArguments, found: dict[str, Any]) -> bool:
+    """Return whether the results could be written, which comes first: the terminal may be closed."""
     if dist.get_rank() > 0:
         return True
     run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}
-    fault = None
+    fault: NotWritten | None = None
     if args.output_file:
         try:
             write_file("--output_file", args.output_file, json.dumps(run | found, indent=2) + "\n")
         except NotWritten as error:
             fault = error
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     show(found["results"])
     if fault:
         logger.error(str(fault))

@@ -16,23 +16,26 @@ import argparse
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paddle_te.data.chat_template import ChatTemplate
+from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
 from paddle_te.outputs import check_folder
 from paddle_te.upstream import deferred_imports
 
 
-def check_installed():
-    """Raises ValueError, with the command that installs it, where there is no harness."""
+def check_installed() -> None:
+    """Raise ValueError, with the command that installs it, where there is no harness."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[harness]'")
 
 
 def check_tasks(names: list[str]) -> None:
-    """Raises ValueError for a task that there is not: neither a name, or a pattern of names, nor a .yaml file."""
+    """Raise ValueError for a task that there is not: neither a name, or a pattern of names, nor a .yaml file."""
     deferred_imports.undo()  # the harness uses Hugging Face's datasets, and scikit-learn
     from lm_eval.tasks import TaskManager
 
@@ -45,8 +48,10 @@ def check_tasks(names: list[str]) -> None:
             raise ValueError(f"--lm_eval {name}: the harness has no such task; paddle-te lm_eval ls tasks lists them")
 
 
-def evaluate_tasks(args, scorer: Scorer, tokenizer, template: ChatTemplate | None) -> dict[str, dict]:
-    """{task: metrics} of tasks of the harness, by their names or by paths to their .yaml files.
+def evaluate_tasks(
+    args: Any, scorer: Scorer, tokenizer: AnyTokenizer, template: ChatTemplate | None
+) -> dict[str, dict[str, Any]]:
+    """Return {task: metrics} of tasks of the harness, by their names or by paths to their .yaml files.
 
     args: of run_eval.py. template: of its chats. Raises ValueError for a task that there is not.
     """
@@ -65,13 +70,13 @@ def evaluate_tasks(args, scorer: Scorer, tokenizer, template: ChatTemplate | Non
     return {task: _metrics(values) for task, values in found["results"].items()}
 
 
-def _metrics(values):
+def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     """The harness names a metric "acc,none": by the filter of the answers as well, which mostly is none."""
     return {name.removesuffix(",none"): value for name, value in values.items() if isinstance(value, (int, float))}
 
 
-def _check_output(arguments):
-    """Raises ValueError where the harness could not write its results, which it would only say after the work."""
+def _check_output(arguments: Sequence[str]) -> None:
+    """Raise ValueError where the harness could not write its results, which it would only say after the work."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--output_path", "-o")
     path = parser.parse_known_args(arguments)[0].output_path
@@ -79,13 +84,13 @@ def _check_output(arguments):
         check_folder("--output_path", Path(path).parent if path.endswith(".json") else path)
 
 
-def make_parser():
-    """For `paddle-te completion`, which completes none of the harness's own arguments."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return a parser for `paddle-te completion`, which completes none of the harness's own arguments."""
     return argparse.ArgumentParser(add_help=False)
 
 
-def main():
-    """The harness's own command, which knows our models. Ends the process with 2 for wrong arguments or data."""
+def main() -> None:
+    """Run the harness's own command, which knows our models. End the process with 2 for wrong arguments or data."""
     with refusing_wrong_input():
         check_installed()
         _check_output(sys.argv[1:])

@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import paddle.distributed as dist
 from paddle.distributed import fleet
@@ -11,13 +12,15 @@ from paddle.distributed import fleet
 from paddle_te import fp8, upstream
 from paddle_te.configs.rope import scaling_of
 from paddle_te.data.chat_template import ChatTemplate, Renderer
+from paddle_te.data.tokenizer import AnyTokenizer
+from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.evaluation.pipeline import PipelineScorer
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.loading import load_model, stage_layer_names
 from paddle_te.hosts.paddlenlp.training.arguments import check_weights_folder
 from paddle_te.hosts.paddlenlp.training.health import not_finite
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.options import LAYER_OPTIONS, check_values, with_options
+from paddle_te.options import LAYER_OPTIONS, Option, check_values, with_options
 from paddle_te.options.scripts import EVALUATED_MODEL
 
 
@@ -26,10 +29,15 @@ from paddle_te.options.scripts import EVALUATED_MODEL
 class EvaluatedModel:
     """Which model is evaluated, and how it computes. Raises ValueError and FileNotFoundError for what cannot be."""
 
-    def __post_init__(self):
+    if TYPE_CHECKING:  # the options
+        OPTIONS: ClassVar[dict[str, Option]]
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __post_init__(self) -> None:
         check_values(self)
         check_weights_folder(self)
-        self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
+        self.tokenizer_name_or_path: str = getattr(self, "tokenizer_name_or_path", None) or self.model_name_or_path
         processes = dist.get_world_size()
         if processes % self.pipeline_parallel_degree:
             raise ValueError(
@@ -38,8 +46,8 @@ class EvaluatedModel:
             )
         self.template_variables()
 
-    def template_variables(self) -> dict:
-        """--chat_template_kwargs, of which the harness makes an object by itself. Raises ValueError."""
+    def template_variables(self) -> dict[str, Any]:
+        """Return --chat_template_kwargs, of which the harness makes an object by itself. Raise ValueError."""
         given = self.chat_template_kwargs
         try:
             variables = json.loads(given) if isinstance(given, str) else given or {}
@@ -50,8 +58,8 @@ class EvaluatedModel:
         return variables
 
 
-def make_template(args: EvaluatedModel, tokenizer) -> ChatTemplate | None:
-    """The chat template of a file, or the tokenizer's own. Raises ValueError for what is asked of one that is not."""
+def make_template(args: EvaluatedModel, tokenizer: AnyTokenizer) -> ChatTemplate | None:
+    """Return the chat template of a file or of the tokenizer. Raise ValueError for one that is not there."""
     template = ChatTemplate.of(tokenizer, str(args.tokenizer_name_or_path), args.chat_template)
     asked = getattr(args, "apply_chat_template", False)
     if template is not None:
@@ -65,16 +73,16 @@ def make_template(args: EvaluatedModel, tokenizer) -> ChatTemplate | None:
     return None
 
 
-def without_template(tokenizer_name) -> str:
-    """What to do about it."""
+def without_template(tokenizer_name: str) -> str:
+    """Return what to do about a tokenizer without a chat template."""
     return (
         f"the tokenizer {tokenizer_name} has no chat template: give one in a file to --chat_template (Jinja, as "
         "Hugging Face's chat_template.jinja)"
     )
 
 
-def read_length(args: EvaluatedModel, config) -> int:
-    """How many tokens a model of this configuration sees. Raises ValueError for more than its positions."""
+def read_length(args: EvaluatedModel, config: HostConfig) -> int:
+    """Return how many tokens a model of this configuration sees. Raise ValueError for more than its positions."""
     positions = config.max_position_embeddings
     beyond = (scaling_of(config) or {}).get("rope_type") == "dynamic"  # is made for more
     if args.max_seq_length and args.max_seq_length > positions and not beyond:
@@ -85,8 +93,8 @@ def read_length(args: EvaluatedModel, config) -> int:
     return args.max_seq_length or (length if beyond else min(length, positions))
 
 
-def _shared_by_processes(stages):
-    """What a model's configuration has where all processes of this run share it; {} in a single one.
+def _shared_by_processes(stages: int) -> dict[str, Any]:
+    """Return what a model's configuration has where all processes of this run share it; {} in a single one.
 
     They are those that paddle.distributed.launch has started. stages: of the pipeline; the processes of one stage have
     a part of each of its layers.
@@ -106,8 +114,8 @@ def _shared_by_processes(stages):
     )
 
 
-def make_model(args):
-    """The model of an EvaluatedModel, in evaluation mode; of a pipeline, this process's stage.
+def make_model(args: EvaluatedModel) -> HostModel:
+    """Return the model of an EvaluatedModel, in evaluation mode; of a pipeline, this process's stage.
 
     Raises ValueError, FileNotFoundError and what `load_model` raises.
     """
@@ -118,20 +126,21 @@ def make_model(args):
         settings["seq_length"] = args.max_seq_length
     folder, backend = args.model_name_or_path, args.transformer_engine_backend
     model = load_model(folder, backend, args.dtype, args.verify_checkpoint, args.lora_path, **settings)
-    if args.use_fp8 and args.fp8_recipe == "delayed":
+    recipe = fp8_recipe(model.config)
+    if recipe and recipe.kind == "delayed":
         states = sorted(Path(args.model_name_or_path).glob("fp8_state.pp*.pdparams"))
         if not states:
             raise FileNotFoundError(
                 f"{args.model_name_or_path}: has no fp8_state.pp00.pdparams: delayed scaling needs the scales of "
                 "training; or --fp8_recipe current"
             )
-        fp8.load(states, model, fp8_recipe(model.config), stage_layer_names(model))
+        fp8.load(states, model, recipe, stage_layer_names(model))
     _check_weights(model, args.lora_path or args.model_name_or_path)
     return model
 
 
-def _check_weights(model, folder):
-    """Raises ValueError for weights that are not finite: Paddle's CPU makes a plausible loss of them."""
+def _check_weights(model: HostModel, folder: str) -> None:
+    """Raise ValueError for weights that are not finite: Paddle's CPU makes a plausible loss of them."""
     broken = not_finite([*model.named_parameters(), *model.named_buffers()])
     if broken:
         others = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -141,8 +150,8 @@ def _check_weights(model, folder):
         )
 
 
-def make_scorer(args, model):
-    """The Scorer that asks an EvaluatedModel's model for likelihoods."""
+def make_scorer(args: EvaluatedModel, model: HostModel) -> Scorer:
+    """Return the Scorer that asks an EvaluatedModel's model for likelihoods."""
     length = read_length(args, model.config)
     scorer = PipelineScorer if args.pipeline_parallel_degree > 1 else Scorer
     return scorer(model, length, args.batch_size, progress=dist.get_rank() == 0)

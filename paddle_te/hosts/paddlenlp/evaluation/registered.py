@@ -4,6 +4,9 @@ import paddle_te.hosts.paddlenlp.evaluation.registered
 lm_eval.simple_evaluate("paddle_te", model_args="pretrained=CKPT,transformer_engine_backend=paddle", tasks=["boolq"])
 """
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 import paddle
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -29,8 +32,10 @@ class PaddleTE(HarnessModel, LM):
     """A model of ours as the harness makes it, from --model_args: pretrained, tokenizer and run_eval.py's own flags."""
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict, additional_config=None):
-        """The model of {name: value}. additional_config: the harness's --batch_size and --device.
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Return the model of {name: value}. additional_config: the harness's --batch_size and --device.
 
         Raises ValueError for a name that is none, and what `make_model` raises.
         """
@@ -45,12 +50,12 @@ class PaddleTE(HarnessModel, LM):
         return cls(make_scorer(args, make_model(args)), tokenizer, template, args.tokenizer_name_or_path)
 
     @classmethod
-    def create_from_arg_string(cls, arg_string, additional_config=None):
-        """As `create_from_arg_obj`, from "name=value,name=value"."""
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
+        """Do what `create_from_arg_obj` does, from "name=value,name=value"."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
 
-def _arguments(given):
+def _arguments(given: dict[str, Any]) -> EvaluatedModel:
     if others := given.keys() - EvaluatedModel.OPTIONS.keys():
         names = ", ".join([*_NAMES, *(EvaluatedModel.OPTIONS.keys() - _NAMES.values())])
         raise ValueError(f"--model_args {', '.join(sorted(others))}: there is no such name; there are {names}")

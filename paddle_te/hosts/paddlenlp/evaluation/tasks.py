@@ -7,18 +7,28 @@ Sequences are padded on the right and need no mask, so every backend runs them.
 
 import math
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+from numpy.typing import NDArray
+from paddle import Tensor
 from tqdm import tqdm
 
 from paddle_te.data import corpus
 from paddle_te.data.jsonl import field, read_json_lines
 from paddle_te.data.questions import IGNORED
+from paddle_te.data.samples import Sample
+from paddle_te.data.tokenizer import AnyTokenizer
+from paddle_te.host import HostModel
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.options import FP8_RECIPES, LayerOptions
+
+Metrics = dict[str, Any]  # {name: number, or None where it is not known}
 
 # --------------------------------------------------------------------------------------------- likelihood of tokens
 
@@ -27,8 +37,8 @@ from paddle_te.options import FP8_RECIPES, LayerOptions
 class Request:
     """How likely is `continuation` after `context`? Both are lists of token ids, neither is empty."""
 
-    context: list
-    continuation: list
+    context: list[int]
+    continuation: list[int]
 
 
 @dataclass(frozen=True)
@@ -46,29 +56,36 @@ class Scorer:
     end. pad_to_multiple_of: of batches' lengths; None: what fp8 GEMMs take under the model's recipe, in fp8 or not.
     """
 
-    def __init__(self, model, max_seq_length, batch_size=8, pad_to_multiple_of=None, progress=True):
+    def __init__(
+        self,
+        model: HostModel,
+        max_seq_length: int,
+        batch_size: int = 8,
+        pad_to_multiple_of: int | None = None,
+        progress: bool = True,
+    ) -> None:
         self.model, self.max_seq_length, self.batch_size = model, max_seq_length, batch_size
         self.multiple = pad_to_multiple_of or FP8_RECIPES[LayerOptions.of(model.config).fp8_recipe]
         self.progress = progress
         self.truncated = 0
 
-    def __call__(self, requests, title=None):
-        """[Likelihood] of the requests, in their order. Raises ValueError for one without context or continuation."""
+    def __call__(self, requests: Sequence[Request], title: str | None = None) -> list[Likelihood]:
+        """Return the requests' Likelihoods. Raise ValueError for one without context or continuation."""
         for request in requests:
             check_token_ids([request.context, request.continuation], self.model.config)
         # the longest first: little padding, and too little memory shows at once
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].context) - len(requests[i].continuation))
-        results = [None] * len(requests)
+        results: dict[int, Likelihood] = {}
         with tqdm(total=len(requests), desc=title, disable=not self.progress) as bar:
             for start in range(0, len(order), self.batch_size):
                 batch = order[start : start + self.batch_size]
                 for i, result in zip(batch, self._score([requests[i] for i in batch]), strict=True):
                     results[i] = result
                 bar.update(len(batch))
-        return results
+        return [results[i] for i in range(len(requests))]
 
     @paddle.no_grad()
-    def _score(self, requests):
+    def _score(self, requests: Sequence[Request]) -> list[Likelihood]:
         rows, counts = [], []
         for request in requests:
             if not request.context or not request.continuation:
@@ -81,39 +98,39 @@ class Scorer:
         ids = paddle.to_tensor([row[:-1] + [0] * (length - len(row) + 1) for row in rows], dtype="int64")
         return self._answers(ids, rows, counts)
 
-    def _answers(self, ids, rows, counts):
-        """[Likelihood] of the last `counts` tokens of the rows; ids: the rows but their last tokens, padded [b, s]."""
+    def _answers(self, ids: Tensor, rows: Sequence[list[int]], counts: Sequence[int]) -> list[Likelihood]:
+        """Return the Likelihoods of the rows' last `counts` tokens. ids: the rows but their last tokens, [b, s]."""
         logits = self.model(ids)
         return self._read(logits[0] if isinstance(logits, tuple) else logits, rows, counts)
 
     @staticmethod
-    def _read(logits, rows, counts):
+    def _read(logits: Tensor, rows: Sequence[list[int]], counts: Sequence[int]) -> list[Likelihood]:
         return [
             _likelihood(logits[i, len(row) - 1 - count : len(row) - 1], row[-count:])
             for i, (row, count) in enumerate(zip(rows, counts, strict=True))
         ]
 
 
-def _likelihood(logits, tokens):
-    """logits [n, vocabulary], those that predict the n tokens.
+def _likelihood(logits: Tensor, tokens: Sequence[int]) -> Likelihood:
+    """Return the Likelihood by logits [n, vocabulary], those that predict the n tokens.
 
     Raises ValueError where they are not finite: Paddle's CPU makes ln(vocabulary) of NaN.
     """
-    logits, tokens = logits.astype("float32"), paddle.to_tensor(tokens, dtype="int64")
+    logits, wanted = logits.astype("float32"), paddle.to_tensor(tokens, dtype="int64")
     if not paddle.isfinite(logits).all():
         raise ValueError(
             "the model's logits are not finite, though its weights are: its numbers are too large for --dtype, or the "
             "weights are damaged"
         )
-    logprob = -F.cross_entropy(logits, tokens, reduction="sum").item()
-    return Likelihood(logprob, bool((logits.argmax(-1) == tokens).all()))
+    logprob = -float(F.cross_entropy(logits, wanted, reduction="sum"))
+    return Likelihood(logprob, bool(paddle.equal_all(logits.argmax(-1), wanted)))
 
 
 # --------------------------------------------------------------------------------------------- perplexity
 
 
-def windows(tokens, max_seq_length):
-    """Requests that ask for each token but the first once, in windows of at most max_seq_length predictions.
+def windows(tokens: Sequence[int] | NDArray[Any], max_seq_length: int) -> Iterator[Request]:
+    """Yield Requests that ask for each token but the first once, in windows of at most max_seq_length predictions.
 
     Each has one token of context; the last one, if it is shorter, as much as fits (the harness's rolling windows).
     """
@@ -124,24 +141,24 @@ def windows(tokens, max_seq_length):
         yield Request(window[:-count], window[-count:])
 
 
-def begun(tokenizer, text):
-    """The tokens of a text, the first one that which begins texts, or that which ends them where there is none."""
+def begun(tokenizer: AnyTokenizer, text: str) -> list[int]:
+    """Return the tokens of a text after that which begins texts, or which ends them where there is none."""
     begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    tokens = tokenizer(text)["input_ids"]
-    return tokens if tokens[:1] == [begin] else [begin, *tokens]
+    tokens = tokenizer.encode(text)
+    return tokens if begin is None or tokens[:1] == [begin] else [begin, *tokens]
 
 
-def read_documents(path, limit=None):
-    """The texts of JSON lines {"text": …}. Raises ValueError or FileNotFoundError."""
+def read_documents(path: Path, limit: int | None = None) -> list[str]:
+    """Return the texts of JSON lines {"text": …}. Raise ValueError or FileNotFoundError."""
     return [field(where, record, "text", str) for where, record in read_json_lines(path, limit)]
 
 
-def perplexity_of_documents(scorer, tokenizer, documents):
-    """Of texts: each after a begin-of-text token, by itself.
+def perplexity_of_documents(scorer: Scorer, tokenizer: AnyTokenizer, documents: Sequence[str]) -> Metrics:
+    """Measure texts: each after a begin-of-text token, by itself.
 
     Returns loss (nats a token), perplexity, word_perplexity, bits_per_byte, tokens, documents.
     """
-    requests = []
+    requests: list[Request] = []
     for text in documents:
         requests += windows(begun(tokenizer, text), scorer.max_seq_length)
     result = _perplexity(scorer, requests)
@@ -152,8 +169,8 @@ def perplexity_of_documents(scorer, tokenizer, documents):
     return result | extra | {"documents": len(documents)}
 
 
-def perplexity_of_samples(scorer, samples):
-    """Of fine-tuning's samples (`data.samples`): the mean over what they train on, as the loss of training.
+def perplexity_of_samples(scorer: Scorer, samples: Sequence[Sample]) -> Metrics:
+    """Measure fine-tuning's samples (`data.samples`): the mean over what they train on, as the loss of training.
 
     Returns loss (nats a token), perplexity, tokens, conversations.
     """
@@ -161,8 +178,8 @@ def perplexity_of_samples(scorer, samples):
     return _perplexity(scorer, requests) | {"conversations": len(samples)}
 
 
-def _answers_of(sample):
-    """A Request for each stretch of tokens that a sample trains on; all before it is context."""
+def _answers_of(sample: Sample) -> Iterator[Request]:
+    """Yield a Request for each stretch of tokens that a sample trains on; all before it is context."""
     tokens = [*sample.input_ids.tolist(), int(sample.labels[-1])]
     learned = np.flatnonzero(sample.labels != IGNORED)
     for stretch in np.split(learned, np.flatnonzero(np.diff(learned) > 1) + 1):
@@ -170,15 +187,15 @@ def _answers_of(sample):
         yield Request(tokens[:begin], tokens[begin:end])
 
 
-def open_corpus(prefix):
-    """The token ids of a .bin/.idx pair, its documents one after another. Raises CorpusError."""
+def open_corpus(prefix: str | Path) -> NDArray[Any]:
+    """Return the token ids of a .bin/.idx pair, its documents one after another. Raise CorpusError."""
     prefix = str(prefix).removesuffix(".bin").removesuffix(".idx")
     corpus.check_files(prefix)
     return corpus.tokens(prefix, corpus.read_index(prefix))
 
 
-def perplexity_of_corpus(scorer, tokens, limit=None):
-    """Of `open_corpus`'s tokens, cut into windows as in pretraining.
+def perplexity_of_corpus(scorer: Scorer, tokens: NDArray[Any], limit: int | None = None) -> Metrics:
+    """Measure `open_corpus`'s tokens, cut into windows as in pretraining.
 
     limit: of windows. Returns loss (nats a token), perplexity, tokens.
     """
@@ -187,7 +204,7 @@ def perplexity_of_corpus(scorer, tokens, limit=None):
     return _perplexity(scorer, list(windows(tokens, scorer.max_seq_length)))
 
 
-def _perplexity(scorer, requests):
+def _perplexity(scorer: Scorer, requests: Sequence[Request]) -> Metrics:
     if not requests:
         raise ValueError("perplexity: the data have fewer than two tokens")
     nats = -sum(answer.logprob for answer in scorer(requests, "perplexity"))
@@ -195,7 +212,7 @@ def _perplexity(scorer, requests):
     return {"loss": nats / tokens, "perplexity": _exp(nats / tokens), "tokens": tokens}
 
 
-def _exp(x):
+def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
@@ -207,12 +224,12 @@ class Example:
     """A question: its context, the texts that may follow it, and the number of the right one."""
 
     context: str
-    choices: list
+    choices: list[str]
     gold: int = 0
 
 
-def boolq(where, record):
-    """SuperGLUE's {"passage", "question", "answer": true or false} ("label": 1 or 0 in place of answer)."""
+def boolq(where: str, record: dict[str, Any]) -> Example:
+    """Read SuperGLUE's {"passage", "question", "answer": true or false} ("label": 1 or 0 in place of answer)."""
     answer = record["label"] if "label" in record else field(where, record, "answer", bool)
     if answer not in (0, 1):
         raise ValueError(f'{where}: "label" is {answer!r}; it may be 0 or 1')
@@ -220,16 +237,16 @@ def boolq(where, record):
     return Example(f"{passage}\nQuestion: {question.rstrip('?')}?\nAnswer:", [" no", " yes"], int(answer))
 
 
-def lambada(where, record):
-    """{"text": …}: its last word is to be found."""
+def lambada(where: str, record: dict[str, Any]) -> Example:
+    """Read {"text": …}, whose last word is to be found."""
     context, _, word = field(where, record, "text", str).strip().rpartition(" ")
     if not context:
         raise ValueError(f"{where}: LAMBADA needs a text of two words or more")
     return Example(context, [" " + word])
 
 
-def multiple_choice(where, record):
-    """{"query", "choices": [texts], "gold": number of the right one, from 0}."""
+def multiple_choice(where: str, record: dict[str, Any]) -> Example:
+    """Read {"query", "choices": [texts], "gold": number of the right one, from 0}."""
     choices, gold = field(where, record, "choices", list), field(where, record, "gold", int)
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f'{where}: "choices" needs two texts or more')
@@ -239,11 +256,15 @@ def multiple_choice(where, record):
     return Example(field(where, record, "query", str), texts, gold)
 
 
-TASKS = {"boolq": boolq, "lambada": lambada, "multiple_choice": multiple_choice}
+TASKS: dict[str, Callable[[str, dict[str, Any]], Example]] = {
+    "boolq": boolq,
+    "lambada": lambada,
+    "multiple_choice": multiple_choice,
+}
 
 
-def tokenize(tokenizer, context, continuation, add_special_tokens=True):
-    """The Request of two texts. A word's tokens may depend on what precedes, so both are tokenized together.
+def tokenize(tokenizer: AnyTokenizer, context: str, continuation: str, add_special_tokens: bool = True) -> Request:
+    """Return the Request of two texts. A word's tokens may depend on what precedes, so both are tokenized together.
 
     add_special_tokens: with those that the tokenizer puts around a text; a rendered chat has them already.
     """
@@ -254,20 +275,20 @@ def tokenize(tokenizer, context, continuation, add_special_tokens=True):
     return Request(whole[: len(before)], whole[len(before) :])
 
 
-def read_examples(task, path, limit=None):
-    """The Examples of a task in TASKS in a file of JSON lines. Raises ValueError or FileNotFoundError."""
+def read_examples(task: str, path: Path, limit: int | None = None) -> list[Example]:
+    """Return the Examples of a task in TASKS in a file of JSON lines. Raise ValueError or FileNotFoundError."""
     return [TASKS[task](where, record) for where, record in read_json_lines(path, limit)]
 
 
-def evaluate_task(scorer, tokenizer, task, examples):
-    """Metrics of a task in TASKS on its examples.
+def evaluate_task(scorer: Scorer, tokenizer: AnyTokenizer, task: str, examples: Sequence[Example]) -> Metrics:
+    """Return metrics of a task in TASKS on its examples.
 
     Returns examples, accuracy and its standard error; accuracy_norm, where likelihoods are divided by the choices'
     bytes, with several choices; perplexity of the right word for lambada, which is right when greedy decoding gives it.
     """
     requests = [tokenize(tokenizer, example.context, choice) for example in examples for choice in example.choices]
-    answers = iter(scorer(requests, task))
-    answers = [[next(answers) for _ in example.choices] for example in examples]
+    each = iter(scorer(requests, task))
+    answers = [[next(each) for _ in example.choices] for example in examples]
     if task == "lambada":
         nats = -sum(answer[0].logprob for answer in answers)
         metrics = _accuracy("accuracy", [answer[0].is_greedy for answer in answers])
@@ -281,6 +302,6 @@ def evaluate_task(scorer, tokenizer, task, examples):
     return {"examples": len(examples)} | _accuracy("accuracy", plain) | _accuracy("accuracy_norm", normed)
 
 
-def _accuracy(name, right):
+def _accuracy(name: str, right: Sequence[bool]) -> Metrics:
     mean, n = float(np.mean(right)), len(right)
     return {name: mean, f"{name}_stderr": math.sqrt(mean * (1 - mean) / (n - 1)) if n > 1 else None}
