@@ -210,7 +210,8 @@ def _wrong_sizes(folder: Path, manifest: Manifest) -> list[str]:
 def steps(folder: str | Path, manifest: Manifest | None) -> dict[str, int]:
     """Return the step of a checkpoint as {what says so: step}.
 
-    These are its folder's name, the name of the folder where a link leads, and its Manifest."""
+    These are its folder's name, the name of the folder where a link leads, and its Manifest.
+    """
     found: dict[str, int] = {}
     for what, path in (
         ("its folder's name", Path(folder).absolute()),

@@ -1,5 +1,6 @@
-"""Keys of config.json beyond a family's own (`configs.schema`): some say nothing about training a model, others change
-what a model computes, in ways that no layer here does.
+"""List keys of config.json beyond a family's own (`configs.schema`).
+
+Some say nothing about training a model, others change what a model computes, in ways that no layer here does.
 
 The first come from transformers 4.51.3's and PaddleNLP 3.0.0b4's PretrainedConfig and their four families' classes.
 """

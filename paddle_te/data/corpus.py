@@ -33,8 +33,11 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Index:
-    """What PREFIX.idx says, mapped from the file. sizes: tokens of each entry; pointers: where it begins in PREFIX.bin,
-    in bytes; documents: the first entry of each document, and the end."""
+    """What PREFIX.idx says, mapped from the file.
+
+    sizes: tokens of each entry; pointers: where it begins in PREFIX.bin, in bytes; documents: the first entry of
+    each document, and the end.
+    """
 
     dtype: np.dtype[Any]
     sizes: npt.NDArray[Any]
@@ -99,8 +102,9 @@ def _weights_and_prefixes(parts: list[str]) -> list[str | float]:
 
 
 def read_index(prefix: str | os.PathLike[str]) -> Index:
-    """PREFIX.idx, compared in full with itself and with the length of PREFIX.bin. A process does so once for each state
-    of the files.
+    """PREFIX.idx, compared in full with itself and with the length of PREFIX.bin.
+
+    A process does so once for each state of the files.
 
     Raises CorpusError where one of them is damaged.
     """

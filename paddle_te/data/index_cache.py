@@ -120,8 +120,9 @@ def _check_length(order: Order) -> None:
 
 
 def provide(host: ModuleType, orders: list[Order], share_folder: bool = False) -> None:
-    """Lets a host find the orders, whole and of this very corpus, beside it. One process of those that share the folder
-    calls it, before any of them reads.
+    """Lets a host find the orders, whole and of this very corpus, beside it.
+
+    One process of those that share the folder calls it, before any of them reads.
 
     host: as for `orders_of`. share_folder: whether that is the process of rank 0, of several machines.
 
@@ -150,6 +151,7 @@ def await_orders(orders: list[Order], seconds: float = VISIBLE) -> None:
 
 def linked(prefix: str, cache: str | os.PathLike[str]) -> str:
     """A prefix in the folder `cache` that stands for the corpus, so that its orders lie there: links to its two files.
+
     Another state of the files has another one.
 
     Raises CorpusError where it cannot be made.
@@ -254,7 +256,7 @@ def _remove(order: Order, why: str) -> None:
 
 
 def _state(prefix: str) -> dict[str, list[int]]:
-    """{".bin": [bytes, time of the last change in ns], ".idx": …}"""
+    """Return {".bin": [bytes, time of the last change in ns], ".idx": …}."""
     stats = {suffix: os.stat(f"{prefix}{suffix}") for suffix in (".bin", ".idx")}
     return {suffix: [stat.st_size, stat.st_mtime_ns] for suffix, stat in stats.items()}
 

@@ -315,6 +315,7 @@ def write_corpus(folder: Path, encoder: Encoder, files: Sequence[Path], workers:
 
     Returns:
         dict: documents, tokens, skipped_malformed, skipped_empty, max_token_id (-1 where there is no token).
+
     Raises:
         PrepareError: a malformed line, or no document at all.
     """
@@ -382,8 +383,10 @@ def prepare(
         workers: processes that tokenize.
         skip_malformed: whether lines that are none are counted and left out.
         overwrite: whether output that exists is replaced.
+
     Returns:
         dict: what PREFIX.json holds: documents, tokens, skipped lines, dtype, vocab_size, max_token_id, eos_token_id.
+
     Raises:
         PrepareError: no input, nothing in it, a malformed line, a tokenizer without an end-of-text token, or output
             that exists while not `overwrite`.
@@ -534,6 +537,7 @@ def make_demo(
 
     Returns:
         dict: `prepare`'s summary, "demo" (the parameters), and "made": whether it was made now.
+
     Raises:
         PrepareError: OUT_DIR holds something else; vocab_size does not fit the corpus.
     """

@@ -58,8 +58,11 @@ class Tally:
 
 
 def token_mask(encoding: Any, spans: Iterable[Sequence[int]]) -> npt.NDArray[np.bool_]:
-    """Which tokens of a text stand in its spans of characters, bool [n]: from the token that holds a span's first
-    character to the one that holds its last, as transformers tells them. A character may be in no token."""
+    """Return which tokens of a text stand in its spans of characters, bool [n].
+
+    From the token that holds a span's first character to the one that holds its last, as transformers tells them. A
+    character may be in no token.
+    """
     mask = np.zeros(len(encoding.ids), bool)
     for begin, end in spans:
         found = (encoding.char_to_token(place) for place in range(begin, end))

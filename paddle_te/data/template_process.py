@@ -236,8 +236,11 @@ class Template:
         return _encodable("".join(parts)), trace
 
     def spans(self, messages: Messages, variables: dict[str, Any]) -> tuple[str, list[Span]]:
-        """The text of a conversation, and where the assistant writes in it: what the template marks, or where it marks
-        nothing, each of the assistant's turns beyond the prompt that asks for it. Raises RenderError."""
+        """Return the text of a conversation, and where the assistant writes in it.
+
+        That is what the template marks, or where it marks nothing, each of the assistant's turns beyond the
+        prompt that asks for it. Raises RenderError.
+        """
         text, trace = self.render(messages, variables)
         if self.environment.marked:
             return text, [_found(text, *mark) for mark in trace.marks]
@@ -303,8 +306,10 @@ class Conversation:
         return known[key]
 
     def _header(self, number: int, prompt: str) -> str:
-        """As much of the prompt as the turn begins with, when it holds another text, too. Raises RenderError where that
-        is nothing, or where another role's turns begin with it."""
+        """As much of the prompt as the turn begins with, when it holds another text, too.
+
+        Raises RenderError where that is nothing, or where another role's turns begin with it.
+        """
         key, known = (self._roles, number, prompt), self.template.headers
         if key not in known:
             known[key] = min((self._probed(number, prompt, text) for text in ("A", "0")), key=len)

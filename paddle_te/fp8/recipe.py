@@ -143,8 +143,10 @@ class Float8CurrentScaling:
 
 @dataclass(frozen=True)
 class Float8BlockScaling:
-    """Each block of a tensor has a scale of its own, fp8_max / amax of the block at hand: 1 x 128 numbers of inputs and
-    output gradients, 128 x 128 of weights (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
+    """Give each block of a tensor a scale of its own, fp8_max / amax of the block at hand.
+
+    Blocks are 1 x 128 numbers of inputs and output gradients, 128 x 128 of weights (DeepSeek-AI, "DeepSeek-V3
+    Technical Report", 2024, section 3.3.2).
 
     fp8_format: Format.E4M3 or Format.HYBRID. fp8_dpa: False; attention in fp8 is delayed scaling's.
     power_2_scale: scales are rounded down to powers of 2. False is TE's NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.

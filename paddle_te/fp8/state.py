@@ -292,8 +292,9 @@ class BlockPair:
 
 
 class ScalingState:
-    """Delayed scaling of all modules with one way to update scales, on one device, for one recipe. It lives as long as
-    one of them does.
+    """Delayed scaling of all modules with one way to update scales, on one device, for one recipe.
+
+    It lives as long as one of them does.
 
     The modules of one model share a BlockPair and are updated together. Models are updated each by itself: another one
     that is no longer used may be gone on one rank and not yet collected on another, and must not take part in this

@@ -20,9 +20,10 @@ class Name:
 
 @dataclass(frozen=True)
 class Door:
-    """mark: what stands before a flag's name, between: before its value. names: {flag: what it is called here}, where
-    that is something else; such a name has no mark, and "=" before its value. where: the argument in which the flags
-    of `others` were given, if there is one.
+    """mark: what stands before a flag's name, between: before its value.
+
+    names: {flag: what it is called here}, where that is something else; such a name has no mark, and "=" before its
+    value. where: the argument in which the flags of `others` were given, if there is one.
     """
 
     mark: str = "--"

@@ -308,8 +308,9 @@ class Job(
 
     @property
     def keeps_main_gradients(self) -> bool:
-        """Whether the launcher asks for float32 main gradients: for 16-bit weights over several devices of nvgpu or in
-        PaddleFormers.
+        """Whether the launcher asks for float32 main gradients.
+
+        It does for 16-bit weights over several devices of nvgpu or in PaddleFormers.
 
         PaddleFormers needs them to shard the optimizer and to clip gradients. On nvgpu Paddle clips no bf16 gradients
         of parallel models, unless the optimizer is ours. An update in backward uses each gradient at once and keeps

@@ -32,8 +32,10 @@ class JobError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """when: what of a Job is against it, falsy where nothing is; a text stands for {found} in the others. says: what is
-    wrong, and why. remedy: what to do. host: whose runs it is for; all, where it is empty."""
+    """when: what of a Job is against it, falsy where nothing is; a text stands for {found} in the others.
+
+    says: what is wrong, and why. remedy: what to do. host: whose runs it is for; all, where it is empty.
+    """
 
     when: Callable[[Job], object]
     says: str
@@ -729,8 +731,10 @@ OPTIMIZER_RULES = (
 
 
 def _cannot_clip(job: Job) -> bool:
-    """Paddle 3.3.1's HybridParallelClipGrad has bf16 for its own GPU device and three others. `fuse_clipping` does
-    without it, sharding stage 3 has a clipping of its own."""
+    """Paddle 3.3.1's HybridParallelClipGrad has bf16 for its own GPU device and three others.
+
+    `fuse_clipping` does without it, sharding stage 3 has a clipping of its own.
+    """
     custom = job.place not in ("cpu", "gpu", "xpu")
     bf16 = job.model_dtype == "bfloat16" and not job.amp_master_grad
     clipped_otherwise = job.optim == "adamw" or job.stage == 3

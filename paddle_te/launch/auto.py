@@ -32,8 +32,9 @@ OVERLAP = "OVERLAP"
 
 
 def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
-    """Where one argument of the layout is auto, makes those auto, too, that are not `given`: their defaults belong to
-    another layout.
+    """Make the arguments of the layout auto that are not `given`, where one of them is auto.
+
+    Their defaults belong to another layout.
 
     Raises LaunchError where TOKENS_PER_STEP is given and no argument is auto.
     """
@@ -129,8 +130,10 @@ def _plans(
 
 
 def _flags(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """What is said of an adapter and, in EXTRA_ARGS, of flags that the planner counts, {flag: value}; and the other
-    words of EXTRA_ARGS."""
+    """Return {flag: value} of an adapter and of flags that the planner counts, and EXTRA_ARGS' other words.
+
+    The flags that the planner counts stand in EXTRA_ARGS.
+    """
     targets = METHODS[getattr(args, "method", "full")]
     known = COUNTED + ADAPTER * (targets is not None)
     try:

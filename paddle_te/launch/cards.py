@@ -20,8 +20,9 @@ SUGGESTIONS = 2
 
 
 def card_of(args: argparse.Namespace) -> Gpu | None:
-    """The planner's numbers of the GPUs here, or, where there are none, of those that GPU names for a dry run; None for
-    GPUs that the planner does not know.
+    """Return the planner's numbers of the GPUs here; None for GPUs that the planner does not know.
+
+    Where there are none, those that GPU names for a dry run.
 
     Raises:
         LaunchError: GPU names other ones than are here.
@@ -34,8 +35,9 @@ def card_of(args: argparse.Namespace) -> Gpu | None:
 
 
 def check_memory(args: argparse.Namespace, config: dict[str, Any], layout: Job | None) -> None:
-    """Refuses a layout that the GPUs have too little memory for, with some that they have enough for, and says where it
-    is close.
+    """Refuse a layout that the GPUs have too little memory for, and say where it is close.
+
+    The refusal names layouts that they have enough for.
 
     layout: None for what the planner does not know.
 

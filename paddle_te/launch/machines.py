@@ -35,8 +35,10 @@ def gpu_names() -> list[str]:
 
 
 def _place(name: str, listing: list[str]) -> int | None:
-    """The GPU of a listing, counted from 0, that a number or a UUID names, which may be cut short; None: none, or
-    several. A part of a GPU (MIG-…) has its GPU's place."""
+    """Return the GPU of a listing, counted from 0, that a number or a UUID names; None for none, or several.
+
+    The UUID may be cut short. A part of a GPU (MIG-…) has its GPU's place.
+    """
     gpus = count_gpus(listing)
     if name.isdigit():
         return int(name) if int(name) < gpus else None

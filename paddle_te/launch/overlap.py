@@ -19,8 +19,9 @@ LOGGING_STEPS = 2  # with overlap, where the user does not say how many: the lea
 
 
 def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The training script's flags for OVERLAP; none without overlap. Where there is sharding, OVERLAP=auto says in one
-    line what was turned on, or why nothing was.
+    """The training script's flags for OVERLAP; none without overlap.
+
+    Where there is sharding, OVERLAP=auto says in one line what was turned on, or why nothing was.
 
     args: the launcher's. device: gpu, nvgpu or cpu. world: devices of the job.
     Raises LaunchError where OVERLAP=1 cannot be.

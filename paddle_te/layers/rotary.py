@@ -43,8 +43,10 @@ def _yarn(inv_freq: Tensor, rotary_base: float, scaling: Mapping[str, Any]) -> T
 
 
 def _longrope_attention_factor(scaling: Mapping[str, Any], grown: float) -> float:
-    """Return LongRoPE's factor for queries and keys (Ding et al., 2024, section 3.3), of sequences `grown` times as
-    long as those of the first training."""
+    """Return LongRoPE's factor for queries and keys (Ding et al., 2024, section 3.3).
+
+    grown: how many times as long sequences are as those of the first training.
+    """
     if scaling.get("attention_factor") is not None:
         return scaling["attention_factor"]
     return math.sqrt(1 + math.log(grown) / math.log(scaling[_LENGTH])) if grown > 1 else 1.0

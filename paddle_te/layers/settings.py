@@ -77,8 +77,11 @@ class Common(Checked):
 
 @dataclass(frozen=True)
 class NormSettings(Common):
-    """Of a norm. eps: added to the mean square. zero_centered_gamma: it multiplies by 1 + weight, which is 0 at first.
-    sequence_parallel: each rank has other tokens, so that the gradients are to be summed over them."""
+    """Of a norm.
+
+    eps: added to the mean square. zero_centered_gamma: it multiplies by 1 + weight, which is 0 at first.
+    sequence_parallel: each rank has other tokens, so that the gradients are to be summed over them.
+    """
 
     hidden_size: int
     eps: float = 1e-5
@@ -249,8 +252,10 @@ class MLPOptions(HalfOptions):
         return super().keeps_less or self.mlp_again is not None or self.activation_func_fp8_input_store
 
     def input_store(self, ffn: int) -> bool:
-        """Whether the activation's input is kept in fp8. ffn: columns of its output on this rank. Raises ValueError
-        where these are no whole blocks."""
+        """Whether the activation's input is kept in fp8.
+
+        ffn: columns of its output on this rank. Raises ValueError where these are no whole blocks.
+        """
         if self.activation_func_fp8_input_store and ffn % MXFP8_BLOCK:
             raise ValueError(
                 f"activation_func_fp8_input_store keeps blocks of {MXFP8_BLOCK} numbers, into which ffn_hidden_size, "

@@ -45,9 +45,11 @@ class TransformerLayer(nn.Layer):
 
     @takes_context()
     def forward(self, hidden_states: Tensor, context: Context) -> Tensor | tuple[Tensor, KeyValue]:
-        """hidden_states: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h],
-        tokens in that order -> the same shape and dtype. With cp_comm_type they are of this rank's tokens, and all else
-        of whole sequences. The other arguments are Context's; with use_cache the result is (output, (k, v)).
+        """Compute the layer: hidden_states of the same shape and dtype.
+
+        hidden_states: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp,
+        h], tokens in that order. With cp_comm_type they are of this rank's tokens, and all else of whole
+        sequences. The other arguments are Context's; with use_cache the result is (output, (k, v)).
         """
         layers = self._sub_layers  # see layers.linear._Layer
         out, feed_forward = layers["self_attention"](hidden_states, context), layers[self._slot]

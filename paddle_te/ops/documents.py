@@ -7,6 +7,7 @@ counts as a document of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -43,7 +44,7 @@ def positions(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     return np.stack([np.concatenate([np.arange(length) for length in row]) for row in rows]).astype("int64")
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None) -> None:
+def check_cu_seqlens(cu_seqlens: Any) -> None:
     """Raise TypeError or ValueError for a tensor that cannot be cu_seqlens.
 
     None passes. Its numbers are not read.

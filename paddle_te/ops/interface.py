@@ -83,8 +83,11 @@ class Ops(Protocol):
         transpose_y: bool = True,
         low_rank: LowRankUpdate | None = None,
     ) -> Tensor:
-        """x · weightᵀ (+ bias) (+ residual) (+ low_rank's product), [..., out]; the weight is split by parallel_mode
-        ("column", "row" or None) over tp. Without transpose_y the weight is [in, out], not one in fp8 only."""
+        """Return x · weightᵀ (+ bias) (+ residual) (+ low_rank's product), [..., out].
+
+        The weight is split by parallel_mode ("column", "row" or None) over tp. Without transpose_y the weight
+        is [in, out], not one in fp8 only.
+        """
 
     def layernorm_linear(
         self,
@@ -98,8 +101,11 @@ class Ops(Protocol):
         fuse_wgrad_accumulation: bool = False,
         low_rank: LowRankUpdate | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(normalize(x) · weightᵀ (+ bias) (+ low_rank's product), x again): column parallel; low_rank has no x of its
-        own. x is to be used as the residual: an implementation then adds both gradients of x in one kernel."""
+        """Return (normalize(x) · weightᵀ (+ bias) (+ low_rank's product), x again): column parallel.
+
+        low_rank has no x of its own. x is to be used as the residual: an implementation then adds both
+        gradients of x in one kernel.
+        """
 
     def layernorm_mlp(
         self,
@@ -120,8 +126,10 @@ class Ops(Protocol):
         fuse_wgrad_accumulation: bool = False,
         low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias), x's shape; fc1 is column parallel, a
-        gated activation's gate and up stacked, fc2 row parallel. Without add_residual (the second summand, x again).
+        """Return x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias), x's shape.
+
+        fc1 is column parallel, a gated activation's gate and up stacked, fc2 row parallel. Without add_residual
+        (the second summand, x again).
 
         recompute: what backward computes again instead of keeping it, "mlp_act" the activation, "mlp" all from the norm
         to the activation, None nothing. So it does with the norm where norm.recompute says so.
@@ -132,13 +140,18 @@ class Ops(Protocol):
         """
 
     def accumulate_wgrad(self, x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
-        """xᵀ · dy in float32, added to `out` in place where that is given; of matrices [n, in], [n, out]. No gradients
-        flow."""
+        """xᵀ · dy in float32, added to `out` in place where that is given; of matrices [n, in], [n, out].
+
+        No gradients flow.
+        """
 
     def rotary_qkv(self, qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-        """q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d] of the fused projection's output [b, s, …]; q and k
-        normed and rotated (Su et al., 2021). freqs: angles, float32 [≥ s, r], or [b, s, r] for sequences with positions
-        of their own, both halves alike; the first r numbers of a head are rotated. None: nothing is rotated."""
+        """Return q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d] of the fused projection's output [b, s, …].
+
+        q and k are normed and rotated (Su et al., 2021). freqs: angles, float32 [≥ s, r], or [b, s, r] for
+        sequences with positions of their own, both halves alike; the first r numbers of a head are rotated.
+        None: nothing is rotated.
+        """
 
     def dot_product_attention(
         self,
@@ -151,8 +164,10 @@ class Ops(Protocol):
         cu_seqlens: Tensor | None = None,
         quantizers: AttentionQuantizers | None = None,
     ) -> Tensor:
-        """softmax(q·kᵀ·scale + mask)·v per head, [b, s, h·d]; query heads share kv heads in groups (GQA, Ainslie et
-        al., 2023). q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv; s_kv may be more than s (a cache).
+        """Return softmax(q·kᵀ·scale + mask)·v per head, [b, s, h·d].
+
+        Query heads share kv heads in groups (GQA, Ainslie et al., 2023). q: [b, s, h, d]; k, v: [b, s_kv, h_kv,
+        d], h a multiple of h_kv; s_kv may be more than s (a cache).
 
         attention_mask: additive, [b or 1, 1, s, s_kv]; None: what `scores` says.
         cu_seqlens: attention is among the tokens of a document; int32 [documents + 1]: where the documents begin and
@@ -164,15 +179,19 @@ class Ops(Protocol):
     def attention_with_lse(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor]:
-        """Attention to some of the keys, whose results can be merged: (out [b, s, h, d]; lse, float32 [b, h, s, 1], the
-        logarithm of the sum of the exponentials of each query's scores). causal: as many keys as queries, of which a
-        query sees those up to its own; else all of them. No gradients flow."""
+        """Attend to some of the keys, with results that can be merged: (out [b, s, h, d]; lse).
+
+        lse, float32 [b, h, s, 1]: the logarithm of the sum of the exponentials of each query's scores. causal:
+        as many keys as queries, of which a query sees those up to its own; else all of them. No gradients flow.
+        """
 
     def attention_with_lse_backward(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv): what these queries and keys have of the gradients; out, lse and dout are of attention to all
-        keys."""
+        """Return (dq, dk, dv): the part of the gradients that comes from these queries and keys.
+
+        out, lse and dout are of attention to all keys.
+        """
 
     def rotary_attention(
         self,
@@ -205,8 +224,10 @@ class Ops(Protocol):
         attention_quantizers: AttentionQuantizers | None = None,
         fuse_wgrad_accumulation: bool = False,
     ) -> Tensor:
-        """linear(rotary_attention(layernorm_linear(x))) + x, without dropout. max_sequence_length: s, for x [tokens,
-        hidden]. quantizers: of the two GEMMs."""
+        """linear(rotary_attention(layernorm_linear(x))) + x, without dropout.
+
+        max_sequence_length: s, for x [tokens, hidden]. quantizers: of the two GEMMs.
+        """
 
     def parallel_cross_entropy(
         self, logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None
@@ -216,8 +237,10 @@ class Ops(Protocol):
     def cross_entropy(
         self, logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None, train: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """(parallel_cross_entropy's loss, dlogits), but that the logits are lost and no gradients flow: dlogits, None
-        without `train`, is the gradient of the sum of the losses above 0."""
+        """Return (parallel_cross_entropy's loss, dlogits); the logits are lost, and no gradients flow.
+
+        dlogits, None without `train`, is the gradient of the sum of the losses above 0.
+        """
 
     def amax_and_scale_update(
         self,
@@ -231,5 +254,7 @@ class Ops(Protocol):
         """New ones, or None where they are updated in place: see `fp8.amax_and_scale_update`."""
 
     def quantize_weight(self, source: Tensor, weight: Tensor, stored: StoredWeight, group: Group | None = None) -> None:
-        """Fills a weight that exists in fp8 only from a tensor, whose one scale is that of all the ranks of a group,
-        and whose blocks, with block scaling, have their own."""
+        """Fill a weight that exists in fp8 only from a tensor.
+
+        Its one scale is that of all the ranks of a group; with block scaling blocks have their own.
+        """

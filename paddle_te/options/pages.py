@@ -1,5 +1,7 @@
-"""The documentation's tables of options: between markers in llm/llama/README_TE.md and README_TE_zh.md, and all of
-docs/reference/options.md and docs/reference/recipes.md.
+"""Make the documentation's tables of options.
+
+They stand between markers in llm/llama/README_TE.md and README_TE_zh.md, and are all of docs/reference/options.md and
+docs/reference/recipes.md.
 
 A marker is a line `<!-- options: NAME -->`, with NAME of TABLES; what follows, up to `<!-- end -->`, is replaced.
 """

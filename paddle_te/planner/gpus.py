@@ -1,5 +1,8 @@
-"""What a GPU has and what it reaches. The H200's numbers were measured with this project (benchmarks/). Whole steps on
-H100s were compared with what the planner computes from numbers that were carried over."""
+"""What a GPU has and what it reaches.
+
+The H200's numbers were measured with this project (benchmarks/). Whole steps on H100s were compared with what the
+planner computes from numbers that were carried over.
+"""
 
 from __future__ import annotations
 

@@ -161,8 +161,10 @@ def launcher_arguments(job: Job) -> dict[str, object]:
 
 
 def extra_flags(job: Job) -> dict[str, object]:
-    """The flags that stand in EXTRA_ARGS: those that the launcher's arguments do not say, and that are not what the
-    launcher sets by itself."""
+    """Return the flags that stand in EXTRA_ARGS.
+
+    The launcher's arguments do not say them, and the launcher does not set them by itself.
+    """
     plain = layout(
         job.world, job.sequence, sharding=job.sharding_ranks, stage=job.stage, precision=job.precision,
         recompute=job.recomputed, overlap=job.overlaps, optimizer_in_backward=job.optimizer_in_backward,

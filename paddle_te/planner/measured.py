@@ -1,5 +1,7 @@
-"""Which layouts ran on GPUs, and how fast: measured.json, which `python -m tools.benchmark.measured` makes of
-benchmarks/."""
+"""Tell which layouts ran on GPUs, and how fast.
+
+They stand in measured.json, which `python -m tools.benchmark.measured` makes of benchmarks/.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ def _ran(gpu: str, model: dict[str, Any], layout: dict[str, Any], tokens_per_sec
 
 
 def model_of_row(row: dict[str, Any]) -> Model:
-    """The Model that JSON has as its fields, without defaults. Older rows leave out the width of heads that divide
-    `hidden`."""
+    """The Model that JSON has as its fields, without defaults.
+
+    Older rows leave out the width of heads that divide `hidden`.
+    """
     return Model(**{"head_dim": row["hidden"] // row["heads"]} | row)
 
 

@@ -30,8 +30,11 @@ LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their grad
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU at the moment of a step when it has most. gradients: those that are there then. working: what
-    the loss, lm_head's backward or a layer's backward needs for a moment."""
+    """Bytes of one GPU at the moment of a step when it has most.
+
+    gradients: those that are there then. working: what the loss, lm_head's backward or a layer's backward needs for
+    a moment.
+    """
 
     weights: float
     gradients: float
@@ -56,8 +59,9 @@ class Moment(NamedTuple):
 
 
 def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory:
-    """Return the memory of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last,
-    which has the head.
+    """Return the memory of the pipeline stage that needs most.
+
+    It is the first, which keeps most micro-batches, or the last, which has the head.
 
     rank: of those that share the weights; None: the one that has most.
     """
@@ -66,9 +70,12 @@ def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory
 
 
 def releases_gradients(layout: Job) -> bool:
-    """Whether a step's gradients are gone before the next one begins. One process lets those in bf16 go
-    (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients go with --release_grads and in sharding stage 3, where a
-    rank's parts are new in each step (`upstream.stage3_gradients`)."""
+    """Whether a step's gradients are gone before the next one begins.
+
+    One process lets those in bf16 go (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients go with
+    --release_grads and in sharding stage 3, where a rank's parts are new in each step
+    (`upstream.stage3_gradients`).
+    """
     if layout.amp_master_grad:
         return layout.release_grads or layout.shards_weights
     return layout.release_grads or layout.world == 1
@@ -121,9 +128,11 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
 
 
 def trained_elements(model: Model, layout: Job, local: float) -> float:
-    """Of the weights that a rank trains: all `local` ones, or with LoRA its adapters: A [inputs, rank] and B [rank,
-    outputs] for each part of a weight. Tensor parallel ranks share B of a column-parallel one, and A of a row-parallel
-    one."""
+    """Count the weights that a rank trains: all `local` ones, or with LoRA its adapters.
+
+    These are A [inputs, rank] and B [rank, outputs] for each part of a weight. Tensor parallel ranks share B of a
+    column-parallel one, and A of a row-parallel one.
+    """
     if not layout.lora:
         return local
     elements = 0.0
@@ -139,8 +148,11 @@ def adapted(model: Model, layout: Job) -> list[Gemm]:
 
 
 def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: float) -> Iterator[Moment]:
-    """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
-    layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
+    """Return what a stage has in a step's last micro-batch when it has much.
+
+    At the loss, in lm_head's backward, in the last layer's backward, in the first layer's, and in the optimizer's
+    step. gradients: bytes of all that it keeps.
+    """
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
     here = layers - layout.layers_on_host  # whose activations are on the device
     kept = kept_of_a_layer(model, layout) * layout.tokens
@@ -175,8 +187,10 @@ def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: floa
 
 
 def _moments_of_the_head(model: Model, layout: Job, waiting: Moment) -> Iterator[Moment]:
-    """The loss, and lm_head's backward, while all activations wait. In chunks the loss has its gradients, too, and adds
-    lm_head's up in float32; backward multiplies them by the loss's, in float32.
+    """The loss, and lm_head's backward, while all activations wait.
+
+    In chunks the loss has its gradients, too, and adds lm_head's up in float32; backward multiplies them by the
+    loss's, in float32.
 
     There are lm_head's input, which is the output of the norm before it, and the gradient of that, which all tensor
     parallel ranks have whole.
@@ -197,14 +211,19 @@ def _moments_of_the_head(model: Model, layout: Job, waiting: Moment) -> Iterator
 
 
 def new_gradients(model: Model, layout: Job) -> float:
-    """Bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP, before they take
-    their place or are used up. GEMMs add to main gradients; of an MLP in chunks `backward_of_a_layer` counts them."""
+    """Return bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP.
+
+    They exist before they take their place or are used up. GEMMs add to main gradients; of an MLP in chunks
+    `backward_of_a_layer` counts them.
+    """
     return 0 if layout.amp_master_grad or layout.mlp_in_chunks or layout.lora else 2 * model.mlp_weights / layout.tp
 
 
 def own_elements(model: Model, layout: Job, local: float, rank: int | None = None) -> float:
-    """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most. Stage 2
-    leaves each weight whole, stages 1 and 3 divide all evenly."""
+    """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most.
+
+    Stage 2 leaves each weight whole, stages 1 and 3 divide all evenly.
+    """
     if layout.sharding_ranks == 1 or layout.stage != 2 or layout.pp > 1 or layout.lora:  # adapters are many and small
         return local / layout.sharding_ranks
     shares = shares_of_whole_weights(model, layout.tp, layout.sharding_ranks)
@@ -213,8 +232,11 @@ def own_elements(model: Model, layout: Job, local: float, rank: int | None = Non
 
 @cache
 def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, ...]:
-    """Elements of each sharding rank's weights in stage 2: Paddle's GroupShardedOptimizerStage2 gives each weight, in
-    the model's order, to the first of those ranks that have fewest elements by then."""
+    """Return the elements of each sharding rank's weights in stage 2.
+
+    Paddle's GroupShardedOptimizerStage2 gives each weight, in the model's order, to the first of those ranks that
+    have fewest elements by then.
+    """
     shares = [0.0] * ranks
     for weight in whole_weights(model, tp):
         shares[shares.index(min(shares))] += weight
@@ -222,8 +244,10 @@ def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, .
 
 
 def gradient_bytes(layout: Job) -> float:
-    """A parameter that a rank keeps the gradient of. Stage 1 with overlap has them in float32. paddle.DataParallel
-    copies bf16 gradients into buffers of its own."""
+    """A parameter that a rank keeps the gradient of.
+
+    Stage 1 with overlap has them in float32. paddle.DataParallel copies bf16 gradients into buffers of its own.
+    """
     each = 4 if layout.amp_master_grad or layout.overlaps else 2
     return each + (2 if layout.replicas > 1 and not layout.amp_master_grad and not layout.shards_gradients else 0)
 
@@ -246,8 +270,10 @@ def states_on_host(model: Model, layout: Job) -> float:
 
 
 def fp8_copies(model: Model, layout: Job, last: bool) -> tuple[float, float]:
-    """Bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head: of their weights, and
-    of what --fp8_lm_head keeps of the head's input."""
+    """Return bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head.
+
+    They are copies of their weights, and of what --fp8_lm_head keeps of the head's input.
+    """
     of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
     of_the_input = 0 if layout.lora else model.hidden * layout.tokens  # which the weight's gradient alone needs
     head = of_the_weight + of_the_input if last and layout.fp8_lm_head else 0
@@ -255,8 +281,11 @@ def fp8_copies(model: Model, layout: Job, last: bool) -> tuple[float, float]:
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Job) -> int:
-    """Bytes of fp8 copies of the GEMMs' weights that are kept: for one micro-batch the transposes that dgrad needs,
-    which a GEMM that is computed again makes anew; for several both, from one to the next."""
+    """Return bytes of fp8 copies of the GEMMs' weights that are kept.
+
+    For one micro-batch the transposes that dgrad needs, which a GEMM that is computed again makes anew; for several
+    both, from one to the next.
+    """
     if layout.precision != "fp8" or layout.fp8_base:
         return 0
     if layout.micro_batches > 1:
@@ -304,8 +333,10 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
 
 
 def _kept_of_an_input(layout: Job, part: str) -> int:
-    """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone. With LoRA
-    the adapter's gradient needs it, in bf16."""
+    """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone.
+
+    With LoRA the adapter's gradient needs it, in bf16.
+    """
     if layout.lora:
         return 2 * layout.adapts(part)
     return 1 if layout.precision == "fp8" else 2
@@ -328,8 +359,11 @@ def _kept_products(model: Model, layout: Job) -> list[Gemm]:
 
 
 def offloaded_bytes(model: Model, layout: Job) -> float:
-    """Bytes of a layer that move to host memory: all that the layer keeps, and with it the fp8 copies of its
-    weights where they are made for one micro-batch."""
+    """Return bytes of a layer that move to host memory.
+
+    They are all that the layer keeps, and with it the fp8 copies of its weights where they are made for one
+    micro-batch.
+    """
     copies = fp8_copies_of_a_layer(model, layout) if layout.micro_batches == 1 else 0
     return (kept_of_a_layer(model, layout) * layout.tokens + copies) / layout.tp
 
@@ -340,12 +374,14 @@ def host_bytes(model: Model, layout: Job) -> float:
 
 
 def backward_of_a_layer(model: Model, layout: Job) -> float:
-    """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
-    with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
-    fc1's output; of a weight that exists in fp8 only the transposed copy. With LoRA the former gradient finds the room
-    of the activation's output, which fc2's adapter has kept and has used by then, or that output is computed again
-    beside it; and SwiGLU's gradient is there in bf16 and in fp8. Another activation reads what was kept in fp8 when it
-    is in 16 bits again."""
+    """Return bytes that a layer's backward has for a moment, of all tensor parallel ranks.
+
+    They are the gradients of the activation's output (bf16) and input (fp8 with its transpose, or bf16); with full
+    recompute also what the layer keeps, and where the MLP is computed again fc1's output; of a weight that exists
+    in fp8 only the transposed copy. With LoRA the former gradient finds the room of the activation's output, which
+    fc2's adapter has kept and has used by then, or that output is computed again beside it; and SwiGLU's gradient
+    is there in bf16 and in fp8. Another activation reads what was kept in fp8 when it is in 16 bits again.
+    """
     again, act_again = _kept_again(model, layout), {"mlp", "mlp_act"} & {*layout.recomputed_modules}
     gradients = 2 * model.fc1 + 2 * model.ffn
     if layout.adapts("mlp"):
@@ -390,8 +426,11 @@ def _backward_in_chunks(model: Model, layout: Job, again: float, of_mlp: float) 
 
 
 def fp8_attention_workspace(model: Model) -> float:
-    """Bytes a token of cuDNN's backward in fp8: dq in float32, and where queries share keys and values dk and dv of
-    each query's head in float32, before they are summed (cudnn-frontend, node/sdpa_fp8_bwd.h: dK_fullhead)."""
+    """Return bytes a token of cuDNN's backward in fp8.
+
+    dq in float32, and where queries share keys and values dk and dv of each query's head in float32, before they
+    are summed (cudnn-frontend, node/sdpa_fp8_bwd.h: dK_fullhead).
+    """
     return 4 * model.q * (3 if model.kv_heads < model.heads else 1)
 
 

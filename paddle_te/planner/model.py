@@ -13,8 +13,11 @@ MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
 
 
 class Gemm(NamedTuple):
-    """Of a decoder layer. part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or
-    "row". inputs: numbers of a token that go in; outputs: those that come out, by what is fused in the weight."""
+    """Of a decoder layer.
+
+    part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or "row". inputs: numbers
+    of a token that go in; outputs: those that come out, by what is fused in the weight.
+    """
 
     part: str
     mode: str
@@ -135,8 +138,10 @@ class Model:
 
 
 def check_size(config: Any, source: str) -> None:
-    """Raises ValueError, which begins with `source`, for a configuration, as `Model.of` takes it, of a model that no
-    machine holds."""
+    """Raise ValueError, which begins with `source`, for a model that no machine holds.
+
+    config: as `Model.of` takes it.
+    """
     model = Model.of(config)
     if model.parameters > MOST_PARAMETERS:
         raise ValueError(f"{source}: {described(model)}, and no machine holds more than {MOST_PARAMETERS:,}")

@@ -42,8 +42,11 @@ def whole_weights(model: Model, tp: int) -> list[float]:
 
 
 def late_pieces(model: Model, tp: int, fraction: float) -> int:
-    """Times of a piece's copy that updates in backward wait for their states: those of a weight that has more pieces
-    than there are slots. The first of the rest waits until a slot's piece is copied out, and then for its own copy."""
+    """Return how many times of a piece's copy updates in backward wait for their states.
+
+    They wait for those of a weight that has more pieces than there are slots. The first of the rest waits until a
+    slot's piece is copied out, and then for its own copy.
+    """
     sizes = whole_weights(model, tp)
     pieces = [math.ceil(size / PIECE) for size, moved in zip(sizes, spread(sizes, fraction), strict=True) if moved]
     return sum(count - SLOTS + 1 for count in pieces if count > SLOTS)

@@ -14,8 +14,10 @@ from paddle_te.planner.plan import Plan
 
 
 class Price(NamedTuple):
-    """What a layout has, by how much faster it must be for that, and what it costs, in words; "" for nothing that a
-    user gives up."""
+    """Return what a layout has, by how much faster it must be for that, and what it costs, in words.
+
+    "" for nothing that a user gives up.
+    """
 
     has: Callable[[Job], object]
     factor: float

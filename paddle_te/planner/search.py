@@ -49,17 +49,22 @@ SEQUENCES = 16  # of a step for each GPU, where the user asks for no other numbe
 
 @dataclass(frozen=True)
 class Search:
-    """plans: those that fit, the fastest first; of those that differ in micro-batches, in chunks, or in which parts of
-    a layer are computed again alone the best.
-    too_large: {how the ranks share the model: the Plan of it that needs least memory}, where none fits."""
+    """Hold what a search has found.
+
+    plans: those that fit, the fastest first; of those that differ in micro-batches, in chunks, or only in which
+    parts of a layer are computed again, the best. too_large: {how the ranks share the model: the Plan of it that
+    needs least memory}, where none fits.
+    """
 
     plans: list[Plan]
     too_large: dict[str, Plan]
 
 
 def usual_tokens(gpus: int, sequence: int, optimizer_in_backward: str = "off") -> int:
-    """Tokens of a step on all GPUs, where the user asks for no other number. With an update in backward all GPUs share
-    one micro-batch."""
+    """Tokens of a step on all GPUs, where the user asks for no other number.
+
+    With an update in backward all GPUs share one micro-batch.
+    """
     return (SEQUENCES * gpus if optimizer_in_backward == "off" else 1) * sequence
 
 
@@ -132,8 +137,10 @@ def layouts(
 
 
 def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
-    """The layout with ordinary updates and with those in backward, unless the user or an adapter decides, and with the
-    main gradients that the launcher keeps."""
+    """Yield the layout with ordinary updates and with those in backward, unless the user or an adapter decides.
+
+    It has the main gradients that the launcher keeps.
+    """
     decided = "optimizer_in_backward" in given or layout.lora
     for kind in (layout.optimizer_in_backward,) if decided else ("off", "last_norm"):
         norm = 0.0 if kind == "unclipped" else layout.max_grad_norm
@@ -142,8 +149,10 @@ def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
 
 
 def _of_memory(layout: Job, given: Collection[str]) -> Iterator[Job]:
-    """The layout with all that backward may compute again, and with the loss at once and in chunks, unless the user has
-    decided on these."""
+    """Yield the layout with all that backward may compute again, and with the loss at once and in chunks.
+
+    The user may have decided on these.
+    """
     own = {name: getattr(layout, name) for each in (again(), in_chunks(0)) for name in each if name in given}
     # layers with LoRA have no chunks
     every = RECOMPUTE + IN_CHUNKS * (layout.tokens >= 2 * CHUNK and not layout.lora)
@@ -162,8 +171,11 @@ def _with_what_is_stored(layout: Job) -> Job:
 
 
 def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Collection[str]) -> Iterator[Job]:
-    """Each layout that fits; in the place of one that does not, those that do with smaller states of the optimizer or
-    with something in host memory; itself where nothing is enough. given: fields that the user has chosen."""
+    """Yield each layout that fits, and instead of one that does not, those that do with less on the device.
+
+    These have smaller states of the optimizer or something in host memory; where nothing is enough, it is the
+    layout itself. given: fields that the user has chosen.
+    """
     for layout in every:
         memory = memory_of_step(model, layout)
         lack = lacking(memory, model, layout, gpu)
@@ -174,8 +186,10 @@ def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Collection[str]
 def _made_smaller(
     model: Model, layout: Job, memory: Memory, lack: float, gpu: Gpu, given: Collection[str]
 ) -> Iterator[Job]:
-    """A layout that lacks so many bytes, with each kind of states, the plainest first, as it is or with as much in host
-    memory as must be, up to the first kind with which it fits as it is."""
+    """Yield a layout that lacks so many bytes with each kind of states, the plainest first.
+
+    It is as it is or with as much in host memory as must be, up to the first kind with which it fits as it is.
+    """
     for kinds in _states(layout, given):
         smaller = layout.but(**kinds)
         states = memory.states * state_bytes(smaller) / state_bytes(layout)
@@ -187,8 +201,11 @@ def _made_smaller(
 
 
 def _states(layout: Job, given: Collection[str]) -> Iterator[dict[str, str]]:
-    """How AdamW's states may be kept, the plainest first. With smaller moments the master weights are remainders, too,
-    which lose nothing. An adapter's states are small anyhow."""
+    """How AdamW's states may be kept, the plainest first.
+
+    With smaller moments the master weights are remainders, too, which lose nothing. An adapter's states are small
+    anyhow.
+    """
     moments = (layout.optim_moments,) if "optim_moments" in given or layout.lora else MOMENTS
     for kind in moments:
         masters = MASTER_WEIGHTS if kind == "float32" else list(MASTER_WEIGHTS)[-1:]
@@ -197,9 +214,11 @@ def _states(layout: Job, given: Collection[str]) -> Iterator[dict[str, str]]:
 
 
 def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, given: Collection[str]) -> Iterator[Job]:
-    """The layout with the activations of as many layers in host memory as must be, with as many hundredths of the
-    optimizer's states, and with both: as many layers as computing hides, and states for the rest; where that is enough,
-    and the user has not said how many. states: bytes that are on the device."""
+    """Yield the layout with something in host memory, where that is enough and the user has not said how much.
+
+    The activations of as many layers as must be, as many hundredths of the optimizer's states, and both: as many
+    layers as computing hides, and states for the rest. states: bytes that are on the device.
+    """
     if LAYERS_ON_HOST not in given and layout.pp == 1 and layout.recomputed != "full":
         of_a_layer = offloaded_bytes(model, layout)
         count, hidden = math.ceil(lack / of_a_layer), hidden_layers(model, layout, gpu)
@@ -218,8 +237,10 @@ def _states_moved(layout: Job, states: float, lack: float, given: Collection[str
 
 
 def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
-    """TP within a node, of what heads, MLP and vocabulary divide into; SEP and CP of long sequences; PP and VP of the
-    layers. Of LoRA TP alone: fine-tuning has no pipelines."""
+    """Yield TP within a node, SEP and CP of long sequences, and PP and VP of the layers.
+
+    TP is of what heads, MLP and vocabulary divide into. LoRA has only TP: fine-tuning has no pipelines.
+    """
     for tp in range(1, min(one.world, gpu.gpus_per_node) + 1):
         if one.world % tp or any(
             size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)
@@ -256,8 +277,11 @@ def _accepted(layout: Job) -> bool:
 
 
 def _data_parallel(layout: Job) -> Iterator[Job]:
-    """Over the ranks with other data: DP, or sharding, with overlap where that was measured: not with PP, nor where
-    ranks share sequences; stage 3 has none. LoRA over several GPUs was run with sharding in stage 2 alone."""
+    """Yield the layout over the ranks with other data: DP, or sharding.
+
+    Overlap is there where it was measured: not with PP, nor where ranks share sequences; stage 3 has none. LoRA
+    over several GPUs was run with sharding in stage 2 only.
+    """
     if layout.lora:
         yield _sharded(layout, 2) if layout.data > 1 else layout
         return

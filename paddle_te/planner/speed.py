@@ -88,8 +88,11 @@ def launch_ms(layout: Job, gpu: Gpu) -> float:
 
 
 def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
-    """Of AdamW and of the norm of the gradients: both read these, and the former reads and writes the states and writes
-    the weight. With moments in 8 bits its arithmetic takes longer than its bytes."""
+    """Return the ms of AdamW and of the norm of the gradients.
+
+    Both read these, and the former reads and writes the states and writes the weight. With moments in 8 bits its
+    arithmetic takes longer than its bytes.
+    """
     gradients = 4 if layout.amp_master_grad or layout.overlaps else 2
     norm = own * gradients / gpu.update / 1e6
     adamw = own * (gradients + 2 + 2 * state_bytes(layout)) / gpu.update / 1e6
@@ -121,10 +124,12 @@ def products(layout: Job) -> int:
 
 
 def elementwise_bytes(model: Model, layout: Job) -> float:
-    """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes. In fp8 our
-    kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation
-    write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same pass; and low-rank
-    products read and write inputs and outputs, four times each."""
+    """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes.
+
+    In fp8 our kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and
+    activation write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same
+    pass; and low-rank products read and write inputs and outputs, four times each.
+    """
     more = stored_bytes(model, layout) + norm_bytes(model)
     if layout.precision != "fp8" or layout.lora:
         # fitted: how many of the counted bytes a step's time shows, fewer where a cache still holds what is read
@@ -140,9 +145,12 @@ def elementwise_bytes(model: Model, layout: Job) -> float:
 
 
 def norm_bytes(model: Model) -> float:
-    """Return the bytes a token of the norms that a Llama does not have. Those of q and k go with the rotation, which
-    then writes v beside them instead of turning q and k where they are, and reads in backward what was normed; norms
-    over all heads read q and k, and both in backward, once more to sum their squares."""
+    """Return the bytes a token of the norms that a Llama does not have.
+
+    Those of q and k go with the rotation, which then writes v beside them instead of turning q and k where they
+    are, and reads in backward what was normed; norms over all heads read q and k, and both in backward, once more
+    to sum their squares.
+    """
     v = model.kv // 2
     qk = model.qkv - v
     of_heads = {None: 0, "head": 4 * v + 2 * qk, "all": 4 * v + 8 * qk}[model.qk_norm]
@@ -150,23 +158,31 @@ def norm_bytes(model: Model) -> float:
 
 
 def stored_bytes(model: Model, layout: Job) -> float:
-    """Return the bytes a token that storing the activation's input in fp8 moves beside what is moved without. SwiGLU
-    writes it in passing and reads it instead of bf16; for other activations it is cast, and cast back."""
+    """Return the bytes a token that storing the activation's input in fp8 moves beside what is moved without.
+
+    SwiGLU writes it in passing and reads it instead of bf16; for other activations it is cast, and cast back.
+    """
     if not layout.stores_input_in_fp8:
         return 0.0
     return (2 * MXFP8 - 2 if model.gated else 2 * (MXFP8 + 2)) * model.fc1
 
 
 def attention_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a micro-batch in one layer, forward and backward, by all tensor parallel ranks. Where ranks share sequences
-    each has some heads of all tokens, or some queries and all keys, which is equally much."""
+    """Of a micro-batch in one layer, forward and backward, by all tensor parallel ranks.
+
+    Where ranks share sequences each has some heads of all tokens, or some queries and all keys, which is equally
+    much.
+    """
     rate = gpu.attention_fp8 if layout.fp8_dpa else gpu.attention_bf16
     return 6 * layout.tokens * layout.sequence * model.q / rate / 1e9
 
 
 def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
-    """Of the parts of a layer that backward computes again. gemms, attention: what they take once, forward and
-    backward. Norms and activation read and write each number once; fc1's weight is cast again unless it is cached."""
+    """Of the parts of a layer that backward computes again.
+
+    gemms, attention: what they take once, forward and backward. Norms and activation read and write each number
+    once; fc1's weight is cast again unless it is cached.
+    """
     again, times = layout.recomputed_modules, 0.0
     if layout.mlp_in_chunks:
         again = tuple({*again} - {"mlp", "mlp_act"})  # `chunks_ms` has them
@@ -190,8 +206,11 @@ def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float
 
 
 def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
-    """Of an MLP in chunks: norm, fc1 and activation again, and the weights' gradients, float32, which each chunk but
-    the first reads and writes. gemms: what the layer's take once, forward and backward."""
+    """Return the ms of an MLP in chunks beside those of an MLP at once.
+
+    norm, fc1 and activation again, and the weights' gradients, float32, which each chunk but the first reads and
+    writes. gemms: what the layer's take once, forward and backward.
+    """
     if not layout.mlp_in_chunks:
         return 0.0
     fc1 = model.hidden * model.fc1
@@ -202,8 +221,10 @@ def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
 
 
 def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:
-    """What the copies of activations cost a micro-batch. They run one after another beside computing, which waits for
-    those that are not done in time, and which they take some of the memory's bandwidth from.
+    """What the copies of activations cost a micro-batch.
+
+    They run one after another beside computing, which waits for those that are not done in time, and which they
+    take some of the memory's bandwidth from.
 
     layer: ms of a layer, a third of them forward's. The copies out begin behind the first layer's forward and must be
     done before the last one's; those back begin behind the last layer's backward and must be done before the first's.
@@ -221,9 +242,12 @@ def hidden_layers(model: Model, layout: Job, gpu: Gpu) -> int:
 
 
 def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
-    """What the copies of the optimizer's states cost a step: in and out at the same time, beside `beside` ms of updates
-    and, with an update in backward, of backward. The slots on the device are filled during forward. In backward updates
-    also wait for the pieces of a weight that the slots have no room for."""
+    """Return what the copies of the optimizer's states cost a step.
+
+    They go in and out at the same time, beside `beside` ms of updates and, with an update in backward, of backward.
+    The slots on the device are filled during forward. In backward updates also wait for the pieces of a weight that
+    the slots have no room for.
+    """
     size = states_on_host(model, layout)
     ahead = min(size, OFFLOADED_AT_ONCE * state_bytes(layout))
     waits = max(0.0, (size - ahead) / gpu.pcie / 1e6 - beside)
@@ -276,9 +300,11 @@ def exposed_ms(communication: float, window: float, layout: Job, gpu: Gpu) -> fl
 
 
 def tensor_parallel_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a layer, forward and backward, with sequence parallelism: 4 all-gathers and 4 reduce-scatters of a
-    [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of what backward needs whole. These two and 2 of the
-    reduce-scatters (bf16) run during GEMMs."""
+    """Return the ms of a layer's collectives, forward and backward, with sequence parallelism.
+
+    These are 4 all-gathers and 4 reduce-scatters of a [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of
+    what backward needs whole. These two and 2 of the reduce-scatters (bf16) run during GEMMs.
+    """
     gathered = 1 if layout.precision == "fp8" else 2
     elements = layout.tokens * model.hidden
     gather, scatter = (ring_ms(size * elements, layout.tp, 1, 1, gpu) for size in (gathered, 2))

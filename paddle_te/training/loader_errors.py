@@ -1,5 +1,7 @@
-"""Data loaders whose errors end the run with one line, whose workers read on while the run is told to end, and which
-leave no worker behind."""
+"""Make data loaders whose errors end the run with one line, and which leave no worker behind.
+
+Their workers read on while the run is told to end.
+"""
 
 import gc
 import os

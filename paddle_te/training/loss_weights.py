@@ -46,8 +46,9 @@ class CountingCollator:
 
 
 def weighed(batches: Iterator[Batch], micro_batches: int, ranks: int = 1, processes: int = 1) -> Iterator[Batch]:
-    """Yields batches that have COUNTS, with their WEIGHT instead. A step's are read before its first one is yielded,
-    and then one for each that is yielded.
+    """Yields batches that have COUNTS, with their WEIGHT instead.
+
+    A step's are read before its first one is yielded, and then one for each that is yielded.
 
     batches: an iterator. ranks: how many read batches of their own, among all processes.
     """
@@ -83,8 +84,10 @@ class WeighedLoader(HostClass):
 
 
 class PipelineLoss:
-    """The loss function of a pipeline's last stage, which takes its micro-batches in a row: of each its loss with the
-    next one of the weights that were given; without any, as it is."""
+    """The loss function of a pipeline's last stage, which takes its micro-batches in a row.
+
+    Of each it gives the loss with the next one of the weights that were given; without any, as it is.
+    """
 
     def __init__(self, criterion: Callable[..., Tensor]) -> None:
         self.criterion = criterion

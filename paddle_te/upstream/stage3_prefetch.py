@@ -36,8 +36,10 @@ AHEAD = 2**28  # elements that are gathered for what comes, and one module more:
 
 
 class _Use(NamedTuple):
-    """A forward or a backward of a module. parameters: its sharded ones, always the same list. read: those of them that
-    it reads."""
+    """A forward or a backward of a module.
+
+    parameters: its sharded ones, always the same list. read: those of them that it reads.
+    """
 
     parameters: list[Theirs]
     read: list[Theirs]

@@ -79,8 +79,10 @@ class Rank:
 
 @dataclass
 class Checkpoint:
-    """An opened checkpoint folder; see `open_checkpoint`. adapter: an Adapter that its weights are read with.
-    remark: what of the folder is left out, in a line."""
+    """An opened checkpoint folder; see `open_checkpoint`.
+
+    adapter: an Adapter that its weights are read with. remark: what of the folder is left out, in a line.
+    """
 
     folder: Path
     suffix: str

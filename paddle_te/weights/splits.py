@@ -14,8 +14,10 @@ from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, Place, concat
 
 @dataclass(frozen=True)
 class Split:
-    """How ranks share a tensor [out, in] or [out], or [experts, …]. axis: the shared one. sizes: of its parts on it, in
-    the whole."""
+    """How ranks share a tensor [out, in] or [out], or [experts, …].
+
+    axis: the shared one. sizes: of its parts on it, in the whole.
+    """
 
     axis: int
     sizes: tuple[int, ...]

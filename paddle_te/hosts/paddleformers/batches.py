@@ -14,9 +14,10 @@ from paddle_te.ops import documents
 
 @dataclass(frozen=True)
 class Collator:
-    """PaddleFormers' collator `collate`, whose FlashMask rows become the boundaries of documents, cu_seqlens, or
-    nothing where each sequence is one document: a layer would have to wait for the rows on the device, and whole causal
-    sequences have the faster attention.
+    """PaddleFormers' collator `collate`, whose FlashMask rows become the boundaries of documents, cu_seqlens.
+
+    They become nothing where each sequence is one document: a layer would have to wait for the rows on the device,
+    and whole causal sequences have the faster attention.
 
     in_pipeline: the rows stay as they are, [b, 1, s, 1], because pipelines need batches of one shape.
 
@@ -42,8 +43,10 @@ class Collator:
 
 
 class Filled(IterableDataset[list[Any]]):
-    """Samples of an evaluation, lists of packed sequences, with fillers behind them that have no label, so that their
-    number is a multiple of `multiple`: PaddleFormers 1.2.0 would leave out the last ones, or take some twice."""
+    """Samples of an evaluation, lists of packed sequences, and fillers behind them that have no label.
+
+    Their number is a multiple of `multiple`: PaddleFormers 1.2.0 would leave out the last ones, or take some twice.
+    """
 
     def __init__(self, samples: Any, multiple: int) -> None:
         super().__init__()

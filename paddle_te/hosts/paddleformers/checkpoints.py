@@ -22,8 +22,10 @@ Stored = Mapping[str, int | None]  # {name in a checkpoint: how many heads that 
 
 
 def sharded_state_dict(layer: Layer, prefix: str) -> dict[str, Any]:
-    """A decoder layer's weights as Paddle's flex_checkpoint takes them, under tensor parallelism: of each the whole
-    tensor's shape and where this rank's share stands in it, one rank's after the other's.
+    """Return a decoder layer's weights as Paddle's flex_checkpoint takes them, under tensor parallelism.
+
+    Of each weight there are the whole tensor's shape and where this rank's share stands in it, one rank's after the
+    other's.
 
     In a weight of several parts, such as q, k and v, a rank has its share of every part, so that the whole tensor in a
     checkpoint is that of its degree of tensor parallelism: q, k and v of the first rank, then of the second.
@@ -93,8 +95,10 @@ def _ranks(config: HostConfig) -> int:
 
 
 def _equal_shares(stored: Stored, ranks: int) -> dict[str, int]:
-    """{name: how many shares it is taken apart into}, so that all of one of our weights are equally large, and each
-    belongs to one rank."""
+    """Return {name: how many shares it is taken apart into}.
+
+    All shares of one of our weights are equally large, and each belongs to one rank.
+    """
     if len(stored) == 1:
         return dict.fromkeys(stored, 1)
     return {name: heads or ranks for name, heads in stored.items()}
@@ -129,8 +133,10 @@ def _weights(config: HostConfig) -> Iterator[tuple[str, Stored]]:
 
 
 def lora_names(model: HostModel) -> dict[str, str]:
-    """{name in our model: name in an adapter's files, that of PaddleFormers' own layers} of LoRA's weights on all parts
-    of the decoder layers; `models.lora` says which those are."""
+    """Return {name in our model: name in an adapter's files} of LoRA's weights on the decoder layers' parts.
+
+    The files have the names of PaddleFormers' own layers; `models.lora` says which parts those are.
+    """
     prefix = f"{model.base_model_prefix}."
     names: dict[str, str] = {}
     for ours, stored in _weights(model.config):

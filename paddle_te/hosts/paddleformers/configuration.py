@@ -32,8 +32,9 @@ _ONLY = {
 
 
 def check_config(config: HostConfig, keeps_fp8_state: bool = False) -> None:
-    """Raises ValueError for what a PaddleFormers configuration asks for and our layers have not in this host, and what
-    `models.backend.check_backend` raises where the backend cannot run in Paddle's default dtype.
+    """Raise ValueError for what a PaddleFormers configuration asks for and our layers do not have in this host.
+
+    Raises what `models.backend.check_backend` raises where the backend cannot run in Paddle's default dtype.
 
     keeps_fp8_state: whether the Trainer saves the state of delayed scaling, as `trainer.TETrainer` does.
     """

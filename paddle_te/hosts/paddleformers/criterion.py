@@ -17,9 +17,11 @@ class OurCriterion(HostClass):
         """PaddleFormers' constructor makes all."""
 
     def forward(self, logits: Tensor, labels: Any, loss_mask: Tensor | None = None, **kwargs: Any) -> Any:
-        """The loss of logits [b, s, vocab], or [b, s, vocab / ranks], and labels [b, s], as PaddleFormers': the mean
-        over all labels that are not ignored, or what loss_mask [b, s] says. A pipeline's labels may be a tuple of them
-        and another mask, which PaddleFormers does not read there."""
+        """Return PaddleFormers' loss of logits [b, s, vocab], or [b, s, vocab / ranks], and labels [b, s].
+
+        It is the mean over all labels that are not ignored, or over what loss_mask [b, s] says. A pipeline's
+        labels may be a tuple of them and another mask, which PaddleFormers does not read there.
+        """
         if isinstance(labels, tuple):
             labels, _ = labels
         if self._divides() or self.loss_type != "sft":

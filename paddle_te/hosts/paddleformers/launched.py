@@ -50,8 +50,10 @@ _Said = make_dataclass("_Said", [(name, object, None) for name in OPTIONS])
 
 @contextmanager
 def launched(**said: Any) -> Iterator[None]:
-    """While it lasts, PaddleFormers' recipes do as said, {name of OPTIONS: value}, and where a launcher watches, they
-    tell it how they get on and leave what its runs leave."""
+    """Let PaddleFormers' recipes do as said, {name of OPTIONS: value}, while it lasts.
+
+    Where a launcher watches, they tell it how they get on and leave what its runs leave.
+    """
     lines = _Said(**said)
     ours: dict[str, Any] = {}
     if lines.mock_data:
@@ -91,8 +93,10 @@ def _trainer(trainer_class: Callable[..., HostTrainer], least: float | None) -> 
 
 
 def _questions(src_length: int) -> Callable[..., Any]:
-    """In place of PaddleFormers' method that makes a sample of an example: what PaddleNLP's fine-tuning has, but for
-    conversations of several turns, which are PaddleFormers'."""
+    """Return what stands for PaddleFormers' method that makes a sample of an example.
+
+    It makes what PaddleNLP's fine-tuning has, and leaves conversations of several turns to PaddleFormers.
+    """
     theirs = IteratorSFTDataset._process_sft_sequence
 
     def sample(self: Any, example: Mapping[str, Any], count: int) -> Any:
@@ -119,8 +123,11 @@ def _padded(multiple: int) -> Callable[..., Any]:
 
 
 def _indexed(apart: bool, anew: bool | None) -> Callable[..., tuple[Any, ...]]:
-    """PaddleFormers' function that makes data sets of an indexed corpus. apart: documents do not see each other, else a
-    sequence is causal as a whole; anew: positions begin at 0 in each document, else in each sequence."""
+    """PaddleFormers' function that makes data sets of an indexed corpus.
+
+    apart: documents do not see each other, else a sequence is causal as a whole; anew: positions begin at 0 in each
+    document, else in each sequence.
+    """
     theirs = workflow.create_pretrained_dataset
 
     def create(training_args: HostArguments, data_args: HostArguments, model_args: HostArguments) -> tuple[Any, ...]:

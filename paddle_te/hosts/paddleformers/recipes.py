@@ -53,8 +53,10 @@ _ONLY = {
 
 
 def check_recipe(recipe: Mapping[str, Any], world: int = 1) -> None:
-    """Raises ValueError for values that our options in a recipe may not have, for lines that do not go together, and
-    for a model of another family. world: processes."""
+    """Raise ValueError for values that our options in a recipe may not have, and lines that do not go together.
+
+    It also refuses a model of another family. world: processes.
+    """
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
     read_config(recipe["model_name_or_path"])
@@ -84,8 +86,11 @@ def _has_positions_elsewhere(config: HostConfig) -> bool:
 
 
 def train(recipe: Mapping[str, Any]) -> None:
-    """Runs a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`. Raises what
-    `check_training` raises, and what `check_config` raises where our layers cannot do what the recipe asks for."""
+    """Runs a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`.
+
+    Raises what `check_training` raises, and what `check_config` raises where our layers cannot do what the recipe
+    asks for.
+    """
     check_training(recipe)
     upstream.apply(*REPAIRS)
     said = {name: recipe[name] for name in launched.OPTIONS if name in recipe}
@@ -97,8 +102,11 @@ def train(recipe: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _evaluating_lora() -> Iterator[None]:
-    """While it lasts, PaddleFormers 1.2.0 can evaluate with LoRA: it asks for a class of paddlefleet's, which has no
-    name in its Trainer's module where paddlefleet is not installed."""
+    """Let PaddleFormers 1.2.0 evaluate with LoRA while it lasts.
+
+    It asks for a class of paddlefleet's, which has no name in its Trainer's module where paddlefleet is not
+    installed.
+    """
     if missing := not hasattr(trainer, "GPTModel"):
         trainer.GPTModel = type("GPTModel", (), {})
     try:
@@ -119,9 +127,11 @@ def _ours(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def our_llama(**options: Any) -> Iterator[None]:
-    """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
-    would stand in its config.json, and its recipes train it with LoRA and a Trainer for them; with
-    transformer_engine_backend "none" all is PaddleFormers' own, but for the Trainer."""
+    """Let PaddleFormers' Auto classes build a Llama with our decoder layers and these options while it lasts.
+
+    The options are as they would stand in its config.json. Recipes train it with LoRA and a Trainer for them; with
+    transformer_engine_backend "none" only the Trainer is ours.
+    """
     layers = LayerOptions(**options)
     if layers.transformer_engine_backend == "none":
         with replaced(workflow, SFTTrainer=OurTrainer):

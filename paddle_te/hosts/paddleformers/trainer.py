@@ -1,5 +1,7 @@
-"""PaddleFormers' Trainer with what our decoder layers need of it: fp8 state, micro-batches, where documents end,
-resuming in each layout and from another one; and with clipping in AdamW's pass."""
+"""Add to PaddleFormers' Trainer what our decoder layers need of it, and clipping in AdamW's pass.
+
+That is fp8 state, micro-batches, where documents end, and resuming in each layout and from another one.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,8 +32,10 @@ from paddle_te.training.schedule import tell_long_warm_up
 
 
 class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
-    """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, with a loss that is the mean over
-    labels, and able to resume in one process."""
+    """PaddleFormers' SFTTrainer, with a loss that is the mean over labels, and able to resume in one process.
+
+    Pretraining, fine-tuning and LoRA use it alike.
+    """
 
     _counted: list[int] = []  # labels of each batch that the running evaluation has kept for a pipeline
 
@@ -83,8 +87,10 @@ class TETrainer(OurTrainer):
         super().__init__(args=args, data_collator=collator, **kwargs)
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
-        """PaddleFormers', which decays the same weights with every backend, with AdamW and clipping in one pass where
-        that can be."""
+        """Return PaddleFormers' optimizer, with AdamW and clipping in one pass where that can be.
+
+        It decays the same weights with every backend.
+        """
         optimizer = super().create_optimizer(lr_scheduler)
         decay_matrices(optimizer)
         fuse_clipping(optimizer)
@@ -110,8 +116,10 @@ class TETrainer(OurTrainer):
 
     @contextmanager
     def _resharding(self, checkpoint: str) -> Iterator[None]:
-        """While it lasts, the decoder layers' weights, and their states, are translated from a checkpoint with another
-        degree of tensor parallelism; all else of another layout Paddle does without being told."""
+        """Translate the decoder layers' weights and states from another degree of tensor parallelism while it lasts.
+
+        All else of another layout Paddle does without being told.
+        """
         config, saved, load = self.model.config, saved_ranks(checkpoint), dist.load_state_dict
         if saved == max(config.tensor_model_parallel_size, 1):
             yield
@@ -130,8 +138,10 @@ class TETrainer(OurTrainer):
 
 
 def _load_fp8_state(folder: Path, model: HostModel, recipe: Recipe) -> None:
-    """From a checkpoint of ours, or from one that the converter has made of PaddleNLP's, whose files call a layer as
-    PaddleNLP's whole model does."""
+    """Load the state from a checkpoint of ours, or from one that the converter has made of PaddleNLP's.
+
+    The latter's files call a layer as PaddleNLP's whole model does.
+    """
     files = sorted(folder.glob("fp8_state*.pdparams")) or [folder / "fp8_state.pp00.pdparams"]
 
     def names(saved: Collection[str]) -> Mapping[str, str]:
@@ -145,16 +155,20 @@ def _load_fp8_state(folder: Path, model: HostModel, recipe: Recipe) -> None:
 
 
 def _without_fleet() -> AbstractContextManager[None]:
-    """While it lasts, PaddleFormers 1.2.0 can load a checkpoint where it has not initialised fleet, in one process or
-    under data parallelism alone: it asks for fleet's groups, which it then does not use."""
+    """Let PaddleFormers 1.2.0 load a checkpoint where it has not initialised fleet, while it lasts.
+
+    That is in one process or under only data parallelism: it asks for fleet's groups, which it then does not use.
+    """
     return replaced(dist.fleet, get_hybrid_communicate_group=lambda: None)
 
 
 @contextmanager
 def _ready_to_load(optimizer: Any) -> Iterator[None]:
-    """While it lasts, PaddleFormers 1.2.0 can load a checkpoint into an optimizer that is not around another one, in
-    float32 or in sharding stage 2: it asks which kind the inner one is, and makes stage 2's states in the optimizer
-    that only distributes them, where nothing reads them."""
+    """Let PaddleFormers 1.2.0 load a checkpoint into an optimizer that is not around another one while it lasts.
+
+    So it is in float32 and in sharding stage 2: PaddleFormers asks which kind the inner one is, and makes stage 2's
+    states in the optimizer that only distributes them, where nothing reads them.
+    """
     own: dict[str, Any] = {}
     if not hasattr(optimizer, "_inner_opt"):
         own["_inner_opt"] = None

@@ -14,8 +14,9 @@ _KNOWN = {*FAMILIES, *(family.hf_model_type for family in FAMILIES.values())}
 
 
 def read_config(folder: str | Path) -> ModelConfig | None:
-    """The config.json in the folder of a recipe's model_name_or_path; None where there is none, and of another family,
-    which PaddleFormers reads itself.
+    """Return the config.json in the folder of a recipe's model_name_or_path.
+
+    None where there is none, and for another family, which PaddleFormers reads itself.
 
     Raises ConfigError, a ValueError.
     """

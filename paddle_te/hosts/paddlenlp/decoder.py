@@ -57,9 +57,10 @@ class TEDecoderLayer(DecoderLayer):
         npu_is_casual: bool = False,
         **others: Any,
     ) -> Tensor | tuple[Tensor, KeyValue]:
-        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share
-        sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all else is of whole
-        sequences.
+        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
+
+        Where ranks share sequences (config's sep_ or context_parallel_degree), they have this rank's tokens,
+        and all else is of whole sequences.
 
         position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
         past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.

@@ -42,8 +42,11 @@ def check_freeze(config: HostConfig, args: HostArguments) -> None:
 
 
 def freeze(model: HostModel, patterns: Sequence[str] | None) -> None:
-    """Freezes the weights of a model, or of this pipeline stage, in whose names in the whole model one of the patterns
-    is found. Collective. Raises ValueError where a stage would have nothing to train."""
+    """Freeze the weights in whose names in the whole model one of the patterns is found.
+
+    They are those of a model, or of this pipeline stage. Collective. Raises ValueError where a stage would have
+    nothing to train.
+    """
     if not patterns:
         return
     weights = model.state_dict()

@@ -45,8 +45,11 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def _no_views() -> Iterator[None]:
-    """While it lasts, slices are copies: Tensor.set_value copies a view from the host to a custom device without its
-    strides (Paddle 3.3.1), and PaddleNLP splits weights over tensor parallel ranks by slicing."""
+    """Let slices be copies while it lasts.
+
+    Tensor.set_value copies a view from the host to a custom device without its strides (Paddle 3.3.1), and
+    PaddleNLP splits weights over tensor parallel ranks by slicing.
+    """
     flag = "FLAGS_use_stride_kernel"
     kept = paddle.get_flags(flag)
     paddle.set_flags({flag: False})
@@ -211,8 +214,9 @@ def _tell(remark: str) -> None:
 
 
 def check_same_model(config: HostConfig, folder: str | Path) -> None:
-    """Refuses weights of another model, with other shapes or with the same, such as Llama 3.1's for Llama 3, whose
-    angles are others.
+    """Refuse weights of another model.
+
+    Its shapes may be others or the same, as those of Llama 3.1 and Llama 3, whose angles differ.
 
     Raises CheckpointError that names all values which differ. A folder without config.json tells nothing.
     """
@@ -279,8 +283,10 @@ def load_model(
 
 
 def stage_layer_names(model: HostModel) -> dict[str, str]:
-    """`models.pipeline.stage_layer_names`, the head's too: PaddleNLP's GPT names it on a stage after the embedding,
-    whose weight it shares."""
+    """Return `models.pipeline.stage_layer_names`, and the head's name.
+
+    PaddleNLP's GPT names the head on a stage after the embedding, whose weight it shares.
+    """
     names = pipeline.stage_layer_names(model)
     heads = [name for name, layer in model.named_sublayers() if isinstance(layer, TELMHead)]
     return names | {name: "lm_head" for name in heads if name in names}

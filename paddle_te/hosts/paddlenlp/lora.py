@@ -89,8 +89,9 @@ def lora_config(
 
 
 def load_lora(model: HostModel, folder: str | Path, backend: str, verify: str = FULL) -> HostModel:
-    """The LoRAModel around `model` with the adapter in `folder`: PEFT's, PaddleFormers', or PaddleNLP's of any backend
-    and in any degrees. All processes call it.
+    """Return the LoRAModel around `model` with the adapter in `folder`.
+
+    The adapter is PEFT's, PaddleFormers', or PaddleNLP's of any backend and in any degrees. All processes call it.
 
     verify: how much of the folder's manifest, if it has one, is compared first. Raises CheckpointError where there is
     no adapter, or that of another model, and for files that are damaged or would run code when they are loaded.

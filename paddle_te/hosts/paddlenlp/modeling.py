@@ -61,8 +61,10 @@ def ignore_index(config: HostConfig) -> int:
 
 
 class TELMHead(HostClass):
-    """PaddleNLP's head; in fp8 (config.fp8_lm_head), with its weight's gradient added to the main gradient in the GEMM
-    (config.fuse_wgrad_accumulation), or with its criterion in one (config.use_fused_linear_cross_entropy).
+    """PaddleNLP's head, in fp8 (config.fp8_lm_head), or with its criterion in one.
+
+    With config.fuse_wgrad_accumulation its weight's gradient is added to the main gradient in the GEMM;
+    config.use_fused_linear_cross_entropy asks for the criterion.
 
     Not built in PaddleNLP's place, as decoder layers are: its constructor calls its base through its own name, then
     ours. `take_over` makes one out of its.
@@ -102,8 +104,10 @@ class TELMHead(HostClass):
         return not self.config.sequence_parallel or theirs.sequence_parallel and theirs.segment_parallel
 
     def _with_ranks(self, hidden_states: Tensor) -> tuple[Tensor, TensorParallel | None]:
-        """(hidden_states, the TensorParallel ranks that share the vocabulary); where each has all of it: (those of all
-        tokens, None)."""
+        """Return (hidden_states, the TensorParallel ranks that share the vocabulary).
+
+        Where each rank has all of it: (hidden_states of all tokens, None).
+        """
         tp = TensorParallel.from_fleet(self.config.sequence_parallel)
         if self.weight.is_distributed:
             return hidden_states, tp
@@ -180,8 +184,10 @@ class TELMHeadPipe(TELMHead):
 
 
 class TEEmbedding(HostClass):
-    """PaddleNLP's embedding, plain or of a part of the vocabulary, with its gradient added to the float32 main gradient
-    (config.fuse_wgrad_accumulation) on the devices that have a kernel for it; on others as it is."""
+    """PaddleNLP's embedding, with its gradient added to the float32 main gradient (config.fuse_wgrad_accumulation).
+
+    It is plain or of a part of the vocabulary. On devices without a kernel for it the embedding stays as it is.
+    """
 
     def taken_over(self) -> None:
         """PaddleNLP's constructor makes all."""
@@ -216,8 +222,10 @@ def _take_over_norms(model: HostModel) -> None:
 
 
 class TECriterion(HostClass):
-    """PaddleNLP's criterion, whose mean is over all labels that count, without its wait for their number, and in te on
-    16-bit logits. PaddleNLP's own models may have it, too (`count_labels`)."""
+    """PaddleNLP's criterion, whose mean is over all labels that count, without its wait for their number.
+
+    In te it takes 16-bit logits. PaddleNLP's own models may have it, too (`count_labels`).
+    """
 
     accuracy: Accuracy | None = None  # an Accuracy, while one is counted
     smoothing = 0.0  # of labels, in training

@@ -1,5 +1,7 @@
-"""Models of the families whose forwards in PaddleNLP would not do: they know no sequence parallelism, recompute no
-whole layers or no attention alone, take no packed samples, or make a mask [b, 1, s, s] whether one is needed or not.
+"""Give a forward to the families whose forwards in PaddleNLP would not do.
+
+Those know no sequence parallelism, recompute no whole layers or not only attention, take no packed samples, or make a
+mask [b, 1, s, s] whether one is needed or not.
 
 Such a model goes through its layers by the forward here. Head, loss and generation are those of PaddleNLP's Llama.
 """
@@ -67,9 +69,11 @@ class OwnForward(HostClass):
         return_dict: bool | None = False,
         attn_mask_startend_row_indices: Tensor | None = None,
     ) -> Any:
-        """As PaddleNLP's LlamaModel's, but that sequences are causal without attention_mask. position_ids and
-        attn_mask_startend_row_indices: as TEDecoderLayer's. What may be True or False is the configuration's if None.
-        Raises ValueError for a cache under sequence parallelism."""
+        """As PaddleNLP's LlamaModel's, but that sequences are causal without attention_mask.
+
+        position_ids and attn_mask_startend_row_indices: as TEDecoderLayer's. What may be True or False is the
+        configuration's if None. Raises ValueError for a cache under sequence parallelism.
+        """
         use_cache = self.config.use_cache if use_cache is None else use_cache
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         output_hidden_states = (

@@ -22,8 +22,10 @@ def _action(split: Split, config: HostConfig, is_split: bool) -> Action:
 
 
 def mappings_of_tied_head(config: HostConfig, is_split: bool) -> dict[str, Action]:
-    """{name: action} of a head that is the embedding, which ranks share as they share that: PaddleNLP's GPT leaves it
-    out. {} for another head, and for a vocabulary that the ranks cannot share."""
+    """Return {name: action} of a head that is the embedding, which ranks share as they share that.
+
+    PaddleNLP's GPT leaves it out. {} for another head, and for a vocabulary that the ranks cannot share.
+    """
     if not is_tied(config) or config.vocab_size % config.tensor_parallel_degree:
         return {}
     return {"lm_head.weight": _action(Split(0, (config.vocab_size,)), config, is_split)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from paddle import Tensor
 
@@ -80,6 +80,13 @@ def _in_16_bits(rt: Recorder, hidden: Matrix | StoredInput) -> Matrix:
     return hidden.restored(rt) if isinstance(hidden, StoredInput) else hidden
 
 
+def _activated_plain(
+    rt: Recorder, hidden: Matrix | StoredInput, code: int, activation: str, store: StoredInput | None = None
+) -> Matrix:
+    """Return the activation's output in 16 bits."""
+    return cast(Matrix, activated(rt, hidden, code, None, activation, store=store))
+
+
 def activated_in_both(
     rt: Recorder,
     hidden: Matrix | StoredInput,
@@ -88,13 +95,13 @@ def activated_in_both(
     activation: str,
     wgrad: bool,
     store: StoredInput | None = None,
-) -> tuple[Matrix | Float8Matrix, Float8Matrix | None]:
+) -> tuple[Matrix, Float8Matrix | None]:
     """Return (the activation's output, a Matrix; the same as a GEMM reads it, or None where the GEMM is to cast it).
 
     wgrad: whether the GEMM's weight gets a gradient. The rest as `activated`.
     """
     if quantizers is None or not kernel_choice.swiglu(rt, activation, quantizers.input):
-        return activated(rt, hidden, code, None, activation, store=store), None
+        return _activated_plain(rt, hidden, code, activation, store), None
     shape, dtype = (hidden.shape[0], hidden.shape[1] // 2), _dtype(hidden)
     pieces = None if wgrad else rowwise_pieces(rt, shape, quantizers.input)
     act, quantized = rt.new_matrix(shape, dtype, code), new_float8(rt, shape, quantizers.input, pieces)
@@ -165,7 +172,7 @@ class ActivationGradient(NamedTuple):
 
     grad: Matrix
     quantized: Float8Matrix | None
-    act: Matrix | Float8Matrix | None
+    act: Matrix | None
 
 
 def activation_backward_in_both(
@@ -187,7 +194,7 @@ def activation_backward_in_both(
     in_fp8 = quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.grad_output)
     of_stored = isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape)
     if not (in_fp8 or of_stored):
-        act = activated(rt, hidden, code, None, activation) if again else None
+        act = _activated_plain(rt, hidden, code, activation) if again else None
         return ActivationGradient(activation_backward_plain(rt, dact, hidden, activation, dtype, code), None, act)
     grad, quantized = rt.new_matrix(hidden.shape, dtype, code), None
     if quantizers is not None and in_fp8:

@@ -3,12 +3,19 @@
 As in `linear.NormedLowRankLinear` norm and activation write 16 bits, and casts make fp8 of these.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from __future__ import annotations
 
-from paddle_te.ops.norms import norm_tensors
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from paddle import Tensor
+
+from paddle_te.ops.interface import QuantizersOfTwo, Ranks
+from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.norms import Norm, norm_tensors
 from paddle_te.ops.te import autograd
-from paddle_te.ops.te.activation import activated_in_both, activation_backward_in_both
+from paddle_te.ops.te.activation import ActivationGradient, activated_in_both, activation_backward_in_both
 from paddle_te.ops.te.gemm import check_fp8, row_count
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.linear import (
@@ -16,17 +23,20 @@ from paddle_te.ops.te.linear import (
     LowRankLinearSettings,
     NormedLowRankLinear,
     SavedLowRankLinear,
+    Wanted,
     low_rank_linear_forward,
 )
 from paddle_te.ops.te.low_rank import LowRankSettings
 from paddle_te.ops.te.norm import NormSettings
-from paddle_te.ops.te.recording import Op, OpInputs, Placeholder
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import Matrix, dtype_code
 
 
 class _Settings(NamedTuple):
-    """norm, activation, add_residual, recompute, fp8_input_store: as `mlp.MLPSettings` has them. fc1, fc2: of the
-    products beside the GEMMs, None where there is none."""
+    """norm, activation, add_residual, recompute, fp8_input_store: as `mlp.MLPSettings` has them.
+
+    fc1, fc2: of the products beside the GEMMs, None where there is none.
+    """
 
     norm: NormSettings
     activation: str
@@ -43,12 +53,13 @@ class _Fc1(NamedTuple):
     out: Matrix | StoredInput
     saved: NormedLowRankLinear
 
-    @classmethod
-    def forward(cls, rt, inputs, settings):
-        factors, _ = _factors(inputs, settings)
-        given = settings.norm, inputs.tensors[:5], factors, settings.fc1, inputs.quantizers[0], inputs
-        out, saved = NormedLowRankLinear.forward(rt, *given)
-        return cls(rt.matrix(out, saved.norm.code), saved)
+
+def _fc1_forward(rt: Recorder, inputs: OpInputs, settings: _Settings) -> tuple[Matrix, NormedLowRankLinear]:
+    """Return what an _Fc1 has."""
+    factors, _ = _factors(inputs, settings)
+    given = settings.norm, inputs.tensors[:5], factors, settings.fc1, inputs.quantizers[0], inputs
+    out, saved = NormedLowRankLinear.forward(rt, *given)
+    return rt.matrix(out, saved.norm.code), saved
 
 
 @dataclass(slots=True)
@@ -62,42 +73,45 @@ class _Saved:
     fc2: SavedLowRankLinear
 
 
-def _factors(inputs, settings):
-    """(fc1's, fc2's) among the tensors."""
+def _factors(
+    inputs: OpInputs, settings: _Settings
+) -> tuple[Sequence[Placeholder | None], Sequence[Placeholder | None]]:
+    """Return (fc1's, fc2's) among the tensors."""
     factors = inputs.tensors[7:]
     count = 2 * len(settings.fc1.sizes) if settings.fc1 else 0
     return factors[:count], factors[count:]
 
 
-def _forward(rt, inputs, settings):
+def _forward(rt: Recorder, inputs: OpInputs, settings: _Settings) -> tuple[Any, _Saved]:
     x, *_, weight, bias = inputs.tensors[:7]
     check_fp8(inputs.quantizers[0], tokens=row_count(x), hidden_size=x.shape[-1], ffn_hidden_size=weight.shape[1])
-    code, fc1, again = dtype_code("x", x), _Fc1.forward(rt, inputs, settings), settings.recompute
+    code, again = dtype_code("x", x), settings.recompute
+    hidden, of_fc1 = _fc1_forward(rt, inputs, settings)
     stores = settings.fp8_input_store and inputs.train and again != "mlp"
-    store = StoredInput(rt, fc1.out, code) if stores else None
+    store = StoredInput(rt, hidden, code) if stores else None
     second, wgrad = inputs.quantizers[1], inputs.train and not weight.stop_gradient
-    act, quantized = activated_in_both(rt, fc1.out, code, second, settings.activation, wgrad, store)
-    act = act.memory.reshaped([*fc1.out.memory.shape[:-1], act.shape[-1]])
+    matrix, quantized = activated_in_both(rt, hidden, code, second, settings.activation, wgrad, store)
+    act = matrix.memory.reshaped([*hidden.memory.shape[:-1], matrix.shape[-1]])
     act.stop_gradient = False
     residual, (_, factors) = x if settings.add_residual else None, _factors(inputs, settings)
     of_fc2 = LowRankLinearSettings(LinearSettings("row", True), settings.fc2)
     given = act, weight, bias, residual, None, factors, second, inputs.tp, inputs.train, of_fc2
     out, fc2 = low_rank_linear_forward(rt, *given, quantized)
-    if store:
-        fc1 = fc1._replace(out=store)
-    saved = _Saved(inputs, settings, None if again == "mlp" else fc1, None if again else act, fc2)
+    fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
+    saved = _Saved(inputs, settings, fc1, None if again else act, fc2)
     return out if settings.add_residual else (out, x), saved
 
 
-def _backward(rt, saved, dy, dresidual=None):
-    """dresidual: where x was returned; else dy is its gradient."""
+def _backward(rt: Recorder, saved: _Saved, dy: Placeholder, dresidual: Placeholder | None = None) -> tuple[Wanted, ...]:
+    """Compute the gradients. dresidual: where x was returned; else dy is its gradient."""
     inputs, settings = saved.inputs, saved.settings
-    fc1 = saved.fc1 or _Fc1.forward(rt, inputs, settings)
+    fc1 = saved.fc1 or _Fc1(*_fc1_forward(rt, inputs, settings))
     (dact, dw2, dfc2_bias, _), _, pending = saved.fc2.backward(rt, dy)
     code, again = fc1.saved.norm.code, saved.act is None and bool(pending)
     of_fc2 = () if again else saved.fc2.factor_gradients(rt, pending)  # early, after which the activation's output goes
+    assert dact is not None  # the activation's output wants one
     found = _activation_gradient(rt, rt.matrix(dact, code), fc1, inputs, settings, again)
-    if again:
+    if found.act is not None:
         of_fc2 = saved.fc2.factor_gradients(rt, pending, found.act.memory)
     dresidual = dy if dresidual is None else dresidual
     of_norm_and_fc1 = fc1.saved.backward(rt, found.grad.memory, dresidual, found.quantized)
@@ -105,8 +119,10 @@ def _backward(rt, saved, dy, dresidual=None):
     return dx, dln_weight, dln_bias, dw1, dfc1_bias, dw2, dfc2_bias, *of_fc1, *of_fc2
 
 
-def _activation_gradient(rt, dact, fc1, inputs, settings, again):
-    """The ActivationGradient; again: whether the activation's output is wanted."""
+def _activation_gradient(
+    rt: Recorder, dact: Matrix, fc1: _Fc1, inputs: OpInputs, settings: _Settings, again: bool
+) -> ActivationGradient:
+    """Return the ActivationGradient; again: whether the activation's output is wanted."""
     _, _, _, weight, bias, *_ = inputs.tensors
     # a bias's gradient is summed by the cast to fp8
     quantizers = inputs.quantizers[0] if bias is None or bias.stop_gradient else None
@@ -117,9 +133,19 @@ def _activation_gradient(rt, dact, fc1, inputs, settings, again):
 _MLP = Op(_forward, _backward, weights=(3, 5))
 
 
-def adapted_mlp(x, norm, weights, low_rank, tp, quantizers, **settings):
-    """`layernorm_mlp` with the products of one or two LowRankUpdates, `low_rank`, of which one may be None. weights:
-    fc1's weight and bias, fc2's. settings: of _Settings, activation to fp8_input_store."""
+def adapted_mlp(
+    x: Tensor,
+    norm: Norm | None,
+    weights: Sequence[Tensor | None],
+    low_rank: Sequence[LowRankUpdate | None],
+    tp: Ranks | None,
+    quantizers: QuantizersOfTwo,
+    **settings: Any,
+) -> Any:
+    """`layernorm_mlp` with the products of one or two LowRankUpdates, `low_rank`, of which one may be None.
+
+    weights: fc1's weight and bias, fc2's. settings: of _Settings, activation to fp8_input_store.
+    """
     factors = [factor for update in low_rank if update for factor in (*update.a, *update.b)]
     fc1, fc2 = (update and LowRankSettings.of(update) for update in low_rank)
     return autograd.apply(

@@ -7,9 +7,10 @@ program would hardly ever be used again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import paddle
 from paddle import Tensor
@@ -21,16 +22,29 @@ from paddle_te.native import qk_norm as native_norm
 from paddle_te.native.rotation_cast import Float8Heads, rotation_cast
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads, Scores
-from paddle_te.ops.interface import AttentionQuantizers
+from paddle_te.ops.interface import AttentionQuantizers, Ranks
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te import autograd, kernel_choice, runtime
-from paddle_te.ops.te.float8_attention import Float8Attention, deterministic
-from paddle_te.ops.te.recording import Op, Placeholder
-from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, INT64, check_tensor, dense, dtype_code, needs_grad
+from paddle_te.ops.te.float8_attention import Float8Attention, Float8QKV, deterministic
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
+from paddle_te.ops.te.runtime import (
+    DTYPES,
+    FLOAT32,
+    INT32,
+    INT64,
+    Memory,
+    Runtime,
+    check_tensor,
+    dense,
+    dtype_code,
+    needs_grad,
+)
 
 ANGLES = {paddle.float32: FLOAT32}
 PADDLE_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 # q, k and v in three buffers, and in one: of sequences of one length, and of documents (TE's THD)
+Views: TypeAlias = tuple[Any, Any, Any]  # native q, k and v
+Target: TypeAlias = int | tuple[int, int, int]  # the address of one buffer of q, k and v, or those of three
 SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
 THD_SEPARATE, THD_PACKED = int(QKVLayout.THD_THD_THD), int(QKVLayout.T3HD)
 HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in float16 too: a row of -inf is NaN
@@ -55,12 +69,26 @@ class _Heads:
         "separate", "starts", "stats_bytes", "_stats_at", "_bytes",
     )  # fmt: skip
 
-    def __init__(self, b, s, h, h_kv, d, code, keys, positions, of_documents=False):
+    def __init__(
+        self,
+        b: int,
+        s: int,
+        h: int,
+        h_kv: int,
+        d: int,
+        code: int,
+        keys: int,
+        positions: int,
+        of_documents: bool = False,
+    ) -> None:
         if not b * s * keys or h % h_kv:
             sizes = f"{b} sequences of {s} tokens and {keys} keys, {h} heads and {h_kv} key-value heads"
             raise ValueError(f"attention of {sizes}: there must be tokens, and the latter must divide the former")
         self.tokens, self.out = b * s, [b, s, h * d]
         self.longest = self.tokens if of_documents else s
+        self.q: tuple[int, ...]
+        self.kv: tuple[int, ...]
+        self.stats: tuple[int, ...]
         if of_documents:
             self.q, self.kv, self.stats = (b * s, h, d), (b * s, h_kv, d), (b * s, h, 1)
         else:
@@ -76,8 +104,8 @@ class _Heads:
         self._stats_at = -(-2 * self.tokens * self.width // 256) * 256
         self._bytes = self._stats_at + self.stats_bytes
 
-    def views(self, rt, base):
-        """(q, k, v) as native tensors in one buffer of tokens · width."""
+    def views(self, rt: Runtime, base: int) -> Views:
+        """Return (q, k, v) as native tensors in one buffer of tokens · width."""
         to_k, to_v = self.starts[self.layout]
         return (
             rt.tensor(base, self.q, self.code),
@@ -85,30 +113,30 @@ class _Heads:
             rt.tensor(base + 2 * to_v, self.kv, self.code),
         )
 
-    def whole_view(self, rt, base):
-        """q, k and v in one buffer as one native tensor."""
+    def whole_view(self, rt: Runtime, base: int) -> Any:
+        """Return q, k and v in one buffer as one native tensor."""
         return rt.tensor(base, (self.tokens, self.width), self.code)
 
-    def q_view(self, rt, tensor):
+    def q_view(self, rt: Runtime, tensor: Memory) -> Any:
         return rt.tensor(tensor.data_ptr(), self.q, self.code)
 
-    def kv_view(self, rt, tensor):
+    def kv_view(self, rt: Runtime, tensor: Memory) -> Any:
         return rt.tensor(tensor.data_ptr(), self.kv, self.code)
 
-    def new_buffer(self, rt):
+    def new_buffer(self, rt: Runtime) -> Any:
         return rt.empty([self.tokens, self.width], self.dtype)
 
-    def new_stats(self, rt):
-        """Native statistics in memory of their own."""
+    def new_stats(self, rt: Runtime) -> Any:
+        """Return native statistics in memory of their own."""
         return rt.tensor(rt.empty(list(self.stats), paddle.float32).data_ptr(), self.stats, FLOAT32)
 
-    def new_buffer_and_stats(self, rt):
-        """(memory, native statistics behind a buffer): backward reads both, and frees them together."""
+    def new_buffer_and_stats(self, rt: Runtime) -> tuple[Any, Any]:
+        """Return (memory, native statistics behind a buffer): backward reads both, and frees them together."""
         memory = rt.empty([self._bytes], paddle.uint8)
         return memory, rt.tensor(memory.data_ptr() + self._stats_at, self.stats, FLOAT32)
 
 
-def _backward_done(quantizers):
+def _backward_done(quantizers: AttentionQuantizers | None) -> None:
     if quantizers is not None:
         quantizers[0].forward_pass.backward_done()
 
@@ -121,30 +149,33 @@ class _Sequences:
 
     masks = int(Mask.NONE), int(Mask.CAUSAL)
 
-    def __init__(self, causal, window=-1):
+    def __init__(self, causal: bool, window: int = -1) -> None:
         self.mask, self.window = self.masks[causal], window
 
     @staticmethod
-    def of(cu_seqlens, causal, window, longest):
-        """With documents or without. A window that covers the `longest` sequence there can be is none: plain causal
-        attention is what cuDNN is tuned for."""
+    def of(cu_seqlens: Memory | None, causal: bool, window: int, longest: int) -> _Sequences:
+        """Return those with documents or without.
+
+        A window that covers the `longest` sequence there can be is none: plain causal attention is what cuDNN is tuned
+        for.
+        """
         window = window if window < longest - 1 else -1
         return _Sequences(causal, window) if cu_seqlens is None else _Documents(cu_seqlens, causal, window)
 
-    def behind(self, others):
-        """The last arguments of both, behind the `others` that only fp8 has; none without a window."""
+    def behind(self, others: int) -> tuple[Any, ...]:
+        """Return the last arguments of both, behind the `others` that only fp8 has; none without a window."""
         return () if self.window < 0 else (*[None] * others, self.window)
 
-    def cu_seqlens(self, rt):
-        """What both take as cu_seqlens."""
+    def cu_seqlens(self, rt: Runtime) -> Any:
+        """Return what both take as cu_seqlens."""
         return None
 
-    def bias(self, rt):
-        """What attention_fwd takes as bias."""
+    def bias(self, rt: Runtime) -> Any:
+        """Return what attention_fwd takes as bias."""
         return None
 
-    def bias_and_gradient(self, rt):
-        """What attention_bwd takes as bias and its gradient."""
+    def bias_and_gradient(self, rt: Runtime) -> tuple[Any, Any]:
+        """Return what attention_bwd takes as bias and its gradient."""
         return None, None
 
 
@@ -153,51 +184,54 @@ class _Documents(_Sequences):
 
     masks = int(Mask.PADDING), int(Mask.PADDING_CAUSAL)
 
-    def __init__(self, boundaries, causal, window):
+    def __init__(self, boundaries: Memory, causal: bool, window: int) -> None:
         super().__init__(causal, window)
         self.boundaries = boundaries
 
-    def cu_seqlens(self, rt):
+    def cu_seqlens(self, rt: Runtime) -> Any:
         return rt.tensor(self.boundaries.data_ptr(), tuple(self.boundaries.shape), INT32)
 
 
 class _Bias(_Sequences):
     """What a token sees: where 0 and not HIDDEN is added to its scores. scores: [b or 1, 1, s, keys]."""
 
-    def __init__(self, scores):
+    def __init__(self, scores: Tensor) -> None:
         super().__init__(causal=False)
         self.scores = scores
 
-    def _view(self, rt, tensor):
+    def _view(self, rt: Runtime, tensor: Tensor) -> Any:
         return rt.tensor(tensor.data_ptr(), tuple(tensor.shape), dtype_code("attention_mask", tensor))
 
-    def bias(self, rt):
+    def bias(self, rt: Runtime) -> Any:
         return self._view(rt, self.scores)
 
-    def bias_and_gradient(self, rt):
+    def bias_and_gradient(self, rt: Runtime) -> tuple[Any, Any]:
         self.unused = rt.empty(self.scores.shape, self.scores.dtype)  # cuDNN computes it whether wanted or not
         return self.bias(rt), self._view(rt, self.unused)
 
 
 @dataclass(slots=True)
 class _Softmax:
-    """What becomes of the scores: softmax(scale · scores of what is `seen`), of which each number is dropped with the
-    probability `dropout`. rng_state: what `draw_rng_state` gave, a tensor or its Placeholder; None without dropout."""
+    """Say what becomes of the scores: softmax(scale · scores of what is `seen`).
+
+    Each number is dropped with the probability `dropout`. rng_state: what `draw_rng_state` gave, a tensor or its
+    Placeholder; None without dropout.
+    """
 
     scale: float
     seen: _Sequences
     dropout: float = 0.0
     rng_state: Any = None
 
-    def dropout_arguments(self, rt):
-        """What both take as dropout and rng_state."""
+    def dropout_arguments(self, rt: Runtime) -> tuple[float, Any]:
+        """Return what both take as dropout and rng_state."""
         if not self.dropout:
             return 0.0, None
         return self.dropout, rt.tensor(self.rng_state.data_ptr(), (2,), INT64)
 
 
-def draw_rng_state(dropout):
-    """16 random bytes, which cuDNN takes for the seed and the offset of its Philox generator; None without dropout.
+def draw_rng_state(dropout: float) -> Tensor | None:
+    """Return 16 random bytes, which cuDNN takes for the seed and the offset of its generator; None without dropout.
 
     They come from Paddle's generator on the device itself, so that nobody waits for them, and are others in each call.
     Where its state is what it was, as in recompute or after a checkpoint, they are what they were: the mask follows
@@ -209,8 +243,8 @@ def draw_rng_state(dropout):
 _sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches are what counts
 
 
-def _attend(rt, heads, qkv, stats, softmax, layout, train):
-    """out [b, s, h·d] from native q, k, v; fills the native softmax statistics, float32 [b, h, s, 1] or [t, h, 1]."""
+def _attend(rt: Runtime, heads: _Heads, qkv: Views, stats: Any, softmax: _Softmax, layout: int, train: bool) -> Any:
+    """Return out [b, s, h·d] of native q, k, v; fill the softmax statistics, float32 [b, h, s, 1] or [t, h, 1]."""
     out, seen = rt.empty(heads.out, heads.dtype), softmax.seen
     views = *qkv, heads.q_view(rt, out), stats
     # TE drops in training only, and a first forward of recompute, which no backward follows, must drop as the second
@@ -221,8 +255,18 @@ def _attend(rt, heads, qkv, stats, softmax, layout, train):
     return out
 
 
-def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
-    """Fills the native dq, dk, dv."""
+def _attend_backward(
+    rt: Runtime,
+    heads: _Heads,
+    qkv: Views,
+    out: Memory,
+    stats: Any,
+    dout: Memory,
+    dqkv: Views,
+    softmax: _Softmax,
+    layout: int,
+) -> None:
+    """Fill the native dq, dk, dv."""
     seen = softmax.seen
     dropout, rng_state = softmax.dropout_arguments(rt)
     rt.te.attention_bwd(
@@ -245,8 +289,11 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
 
 
 class RotationSettings(NamedTuple):
-    """What a `Heads` says of norms and rotation besides tensors. eps: the norms', None for none. ranks: how many share
-    the heads of norms over all of them. factor: of rotated numbers."""
+    """What a `Heads` says of norms and rotation besides tensors.
+
+    eps: the norms', None for none. ranks: how many share the heads of norms over all of them. factor: of rotated
+    numbers.
+    """
 
     eps: float | None
     zero_centered_gamma: bool
@@ -256,7 +303,7 @@ class RotationSettings(NamedTuple):
     factor: float
 
     @classmethod
-    def of(cls, heads):
+    def of(cls, heads: Heads) -> RotationSettings:
         norm = heads.qk_norm
         if norm is None:
             return cls(None, False, heads.interleaved, False, 1, heads.rotary_factor)
@@ -264,10 +311,10 @@ class RotationSettings(NamedTuple):
         of_norm = norm.eps, norm.zero_centered_gamma
         return cls(*of_norm, heads.interleaved, norm.over_all, ranks, heads.rotary_factor)
 
-    def weight_sizes(self, heads):
-        """Numbers of q's and k's weights."""
+    def weight_sizes(self, heads: _Heads) -> tuple[int, int]:
+        """Return the numbers of q's and k's weights."""
         (*_, h, d), (*_, h_kv, _) = heads.q, heads.kv
-        return [n * d if self.over_all else d for n in (h, h_kv)]
+        return (h * d, h_kv * d) if self.over_all else (d, d)
 
 
 @dataclass(slots=True)
@@ -285,22 +332,22 @@ class _Rotation:
     tp: Any = None
 
     @property
-    def _angles(self):
+    def _angles(self) -> int:
         return 0 if self.freqs is None else self.freqs.data_ptr()
 
     @property
-    def _turn(self):
+    def _turn(self) -> rope.Turn:
         width = None if self.freqs is None else self.freqs.shape[-1]
         return rope.Turn(width, self.settings.interleaved, self.settings.factor)
 
     @property
-    def _norm(self):
+    def _norm(self) -> native_norm.QKNorm:
         addresses = self.q_weight.data_ptr(), self.k_weight.data_ptr()
         eps, zero_centered, _, over_all, ranks, _ = self.settings
-        return native_norm.QKNorm(*addresses, eps, zero_centered, over_all, ranks)
+        return native_norm.QKNorm(*addresses, eps or 0.0, zero_centered, over_all, ranks)
 
-    def _sums(self, rt, heads, grads, qkv):
-        """The memory of what norms over all heads add up first, of all ranks; None for norms of each head."""
+    def _sums(self, rt: Runtime, heads: _Heads, grads: Target | None, qkv: int) -> Any:
+        """Return the memory of what norms over all heads add up first, of all ranks; None for norms of each head."""
         if not self.settings.over_all:
             return None
         sums = rt.empty([heads.tokens, 4], paddle.float32)
@@ -308,12 +355,12 @@ class _Rotation:
         self._norm.sums(rt.te, rt.stream, *given)
         return sums if self.tp is None else self.tp.all_reduce(sums)
 
-    def stays(self, heads):
-        """Whether cuDNN takes q, k and v where the projection has put them."""
+    def stays(self, heads: _Heads) -> bool:
+        """Return whether cuDNN takes q, k and v where the projection has put them."""
         return self.freqs is None and self.q_weight is None and heads.packed
 
-    def forward(self, rt, heads, qkv, target):
-        """Writes normed and rotated q and k, and v. target: the address of one buffer, or those of three."""
+    def forward(self, rt: Runtime, heads: _Heads, qkv: Memory, target: Target) -> None:
+        """Write normed and rotated q and k, and v. target: the address of one buffer, or those of three."""
         given = rt.te, rt.stream, qkv.data_ptr()
         if self.q_weight is not None:
             sums = self._sums(rt, heads, None, qkv.data_ptr())
@@ -324,22 +371,23 @@ class _Rotation:
         else:
             rope.rope_split(*given, *target, self._angles, *heads.rope, self._turn)
 
-    def casts(self, heads, quantizers):
-        """Whether `forward_in_fp8` comes in the place of `forward` and a cast. quantizers: attention's."""
+    def casts(self, heads: _Heads, quantizers: Sequence[RecordedQuantizers]) -> bool:
+        """Return whether `forward_in_fp8` is there instead of `forward` and a cast. quantizers: attention's."""
         of_qkv = quantizers[0].input
         return not self.stays(heads) and not self.settings.over_all and kernel_choice.rotation_cast(of_qkv)
 
-    def forward_in_fp8(self, rt, heads, qkv, target):
-        """Writes normed and rotated q and k, and v, in fp8. target: Float8Attention's qkv."""
+    def forward_in_fp8(self, rt: Runtime, heads: _Heads, qkv: Memory, target: Float8QKV) -> None:
+        """Write normed and rotated q and k, and v, in fp8."""
         addresses, (*_, h, d), (*_, h_kv, _) = (target.q, target.k, target.v), heads.q, heads.kv
         strides = (heads.width,) * 3 if heads.packed else (h * d, h_kv * d, h_kv * d)
         _, scale, amax, scale_inv = target.factors
-        float8 = Float8Heads(*(native.data_ptr for native in addresses), strides, scale, amax, scale_inv)
+        q, k, v = (native.data_ptr for native in addresses)
+        float8 = Float8Heads(q, k, v, strides, scale, amax, scale_inv)
         norm = None if self.q_weight is None else self._norm
         rotation_cast(rt.te, rt.stream, qkv.data_ptr(), float8, norm, self._angles, *heads.rope, self._turn)
 
-    def backward(self, rt, heads, grads, qkv, dqkv):
-        """Fills dqkv, and returns the gradients of the norm's weights, or None for what wants none.
+    def backward(self, rt: Runtime, heads: _Heads, grads: Target, qkv: Memory, dqkv: Memory) -> tuple[Any, Any]:
+        """Fill dqkv, and return the gradients of the norm's weights, or None for what wants none.
 
         grads: as forward's target; one buffer is dqkv's own. qkv: what forward has read.
         """
@@ -352,7 +400,7 @@ class _Rotation:
             rope.rope_merge(rt.te, rt.stream, *grads, target, self._angles, *heads.rope, self._turn)
         return None, None
 
-    def _norm_backward(self, rt, heads, grads, qkv, dqkv):
+    def _norm_backward(self, rt: Runtime, heads: _Heads, grads: Target, qkv: int, dqkv: int) -> tuple[Any, Any]:
         weights, sizes = (self.q_weight, self.k_weight), self.settings.weight_sizes(heads)
         trained = any([not weight.stop_gradient for weight in weights])
         sums = self._sums(rt, heads, grads, qkv)
@@ -362,34 +410,44 @@ class _Rotation:
         self._norm.backward(rt.te, rt.stream, *given)
         if not trained:
             return None, None
-        gradients = [rt.empty([size], heads.dtype) for size in sizes]
-        outputs = [gradient.data_ptr() for gradient in gradients]
+        dq, dk = (rt.empty([size], heads.dtype) for size in sizes)
+        outputs = dq.data_ptr(), dk.data_ptr()
         native_norm.weight_gradients(rt.te, rt.stream, at, *outputs, heads.tokens, sizes, heads.code)
-        return tuple(None if w.stop_gradient else gradient for w, gradient in zip(weights, gradients, strict=True))
+        return None if self.q_weight.stop_gradient else dq, None if self.k_weight.stop_gradient else dk
 
 
 class _RotaryQKV(PyLayer):
     @staticmethod
-    def forward(ctx, qkv, freqs, q_weight, k_weight, settings, heads, tp):
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        freqs: Tensor | None,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        settings: RotationSettings,
+        heads: _Heads,
+        tp: Ranks | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rt, rotation = runtime.current(), _Rotation(freqs, q_weight, k_weight, settings, tp)
         q = rt.empty(list(heads.q), heads.dtype)
         k, v = (rt.empty(list(heads.kv), heads.dtype) for _ in range(2))
-        rotation.forward(rt, heads, qkv, tuple(tensor.data_ptr() for tensor in (q, k, v)))
+        rotation.forward(rt, heads, qkv, (q.data_ptr(), k.data_ptr(), v.data_ptr()))
         # without a norm backward reads nothing of qkv
         ctx.saved = rotation, heads, not qkv.stop_gradient, None if q_weight is None else qkv
         return q, k, v
 
     @staticmethod
-    def backward(ctx, dq, dk, dv):
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> Any:
         (rotation, heads, needs, qkv), ctx.saved = ctx.saved, None
         given = [tensor is not None for tensor in (rotation.freqs, rotation.q_weight, rotation.k_weight)]
-        gradients = [None, None, None, None]
+        gradients: list[Tensor | None] = [None, None, None, None]
         if needs or qkv is not None:
             rt = runtime.current()
             b, s = heads.q[:2]
             dqkv = rt.empty([b, s, heads.width], heads.dtype)
             grads = [dense(grad) for grad in (dq, dk, dv)]
-            of_weights = rotation.backward(rt, heads, tuple(grad.data_ptr() for grad in grads), qkv, dqkv)
+            at = grads[0].data_ptr(), grads[1].data_ptr(), grads[2].data_ptr()
+            of_weights = rotation.backward(rt, heads, at, qkv, dqkv)
             gradients = [dqkv if needs else None, None, *of_weights]
         found = [gradient for gradient, there in zip(gradients, (True, *given), strict=True) if there]
         return found[0] if len(found) == 1 else tuple(found)
@@ -397,7 +455,16 @@ class _RotaryQKV(PyLayer):
 
 class _DotProductAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q, k, v, softmax, heads, train, quantizers):
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softmax: _Softmax,
+        heads: _Heads,
+        train: bool,
+        quantizers: AttentionQuantizers | None,
+    ) -> Tensor:
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
         memory = rt.empty(list(heads.stats), paddle.float32)
@@ -412,7 +479,7 @@ class _DotProductAttention(PyLayer):
         return out
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         rt = runtime.current()
         (q, k, v, _memory, views, out, stats, softmax, heads, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
@@ -424,8 +491,11 @@ class _DotProductAttention(PyLayer):
 
 
 class AttentionSettings(NamedTuple):
-    """num_heads, num_kv_heads: of this rank. scores: a Scores. backward_in_fp8: attention's backward too.
-    deterministic: as the environment asked for when the call was made; it decides on the calls too."""
+    """num_heads, num_kv_heads: of this rank.
+
+    scores: a Scores. backward_in_fp8: attention's backward too. deterministic: as the environment asked for when
+    the call was made; it decides on the calls too.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -435,7 +505,7 @@ class AttentionSettings(NamedTuple):
     deterministic: bool
 
     @classmethod
-    def of(cls, heads, scores, quantizers):
+    def of(cls, heads: Heads, scores: Scores, quantizers: AttentionQuantizers | None) -> AttentionSettings:
         """quantizers: attention's three GemmQuantizers, or None."""
         in_fp8, of_rotation = has_fp8_backward(quantizers), RotationSettings.of(heads)
         return cls(heads.num_heads, heads.num_kv_heads, of_rotation, scores, in_fp8, deterministic())
@@ -445,7 +515,7 @@ class AttentionSettings(NamedTuple):
 class _In16Bits:
     """What a backward in 16 bits reads. qkv: native q, k and v, rotated. out: attention's output."""
 
-    qkv: tuple
+    qkv: Views
     out: Placeholder
     stats: Any
 
@@ -462,14 +532,27 @@ class _SavedAttention:
     in_16_bits: _In16Bits | None = None
 
 
-def _rotary_attention_forward(rt, inputs, settings):
-    return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings, inputs.tp)
+def _rotary_attention_forward(
+    rt: Recorder, inputs: OpInputs, settings: AttentionSettings
+) -> tuple[Placeholder, _SavedAttention]:
+    given = *inputs.tensors, [each for each in inputs.quantizers if each], inputs.train, settings, inputs.tp
+    return rotary_attention_forward(rt, *given)
 
 
 def rotary_attention_forward(
-    rt, qkv, freqs, cu_seqlens, rng_state, q_weight, k_weight, quantizers, train, settings, tp=None
-):
-    """(out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
+    rt: Recorder,
+    qkv: Placeholder,
+    freqs: Placeholder | None,
+    cu_seqlens: Placeholder | None,
+    rng_state: Placeholder | None,
+    q_weight: Placeholder | None,
+    k_weight: Placeholder | None,
+    quantizers: Sequence[RecordedQuantizers],
+    train: bool,
+    settings: AttentionSettings,
+    tp: RecordedRanks | None = None,
+) -> tuple[Placeholder, _SavedAttention]:
+    """Return (out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
     cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
     quantizers: attention's three, or none. settings: AttentionSettings. tp: of norms over all heads, or None.
@@ -506,8 +589,10 @@ def rotary_attention_forward(
     return out, saved
 
 
-def rotary_attention_backward(rt, saved, dout):
-    """(dqkv, None for the angles, the documents and the random state, the gradients of the norms' weights)."""
+def rotary_attention_backward(
+    rt: Recorder, saved: _SavedAttention, dout: Placeholder
+) -> tuple[Placeholder, None, None, None, Any, Any]:
+    """Return (dqkv, None for angles, documents and random state, the gradients of the norms' weights)."""
     heads, attention = saved.heads, saved.in_16_bits
     dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
@@ -515,6 +600,7 @@ def rotary_attention_backward(rt, saved, dout):
     if saved.in_fp8:
         saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
+        assert attention is not None  # where the backward is not in fp8
         of_forward = attention.qkv, attention.out, attention.stats
         _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
     of_weights = None, None
@@ -523,12 +609,15 @@ def rotary_attention_backward(rt, saved, dout):
     return dqkv, None, None, None, *of_weights
 
 
-def _addresses(heads, views):
-    """Where native q, k and v lie: the address of the buffer that they share, or those of three."""
-    return views[0].data_ptr if heads.packed else tuple(view.data_ptr for view in views)
+def _addresses(heads: _Heads, views: Views) -> Target:
+    """Return where native q, k and v lie: the address of the buffer that they share, or those of three."""
+    q, k, v = (view.data_ptr for view in views)
+    return q if heads.packed else (q, k, v)
 
 
-def _rotary_attention_backward(rt, saved, dout):
+def _rotary_attention_backward(
+    rt: Recorder, saved: _SavedAttention, dout: Placeholder
+) -> tuple[Placeholder | None, ...]:
     dqkv, *others = rotary_attention_backward(rt, saved, dout)
     return None if saved.qkv.stop_gradient else dqkv, *others  # the norms' weights may want gradients then
 
@@ -540,7 +629,16 @@ class _Float8DotProductAttention(PyLayer):
     """_DotProductAttention in fp8, backward too."""
 
     @staticmethod
-    def forward(ctx, q, k, v, softmax, heads, train, quantizers):
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softmax: _Softmax,
+        heads: _Heads,
+        train: bool,
+        quantizers: AttentionQuantizers,
+    ) -> Tensor:
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
         attention = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers)
@@ -550,7 +648,7 @@ class _Float8DotProductAttention(PyLayer):
         return out
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         rt = runtime.current()
         (attention, needs), ctx.saved = ctx.saved, None
         heads = attention.heads
@@ -561,7 +659,9 @@ class _Float8DotProductAttention(PyLayer):
         return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
 
 
-def _heads_of(qkv, freqs, num_heads, num_kv_heads, cu_seqlens=None):
+def _heads_of(
+    qkv: Memory, freqs: Memory | None, num_heads: int, num_kv_heads: int, cu_seqlens: Memory | None = None
+) -> _Heads:
     code, (b, s, width) = dtype_code("qkv", qkv), qkv.shape
     d, rest = divmod(width, num_heads + 2 * num_kv_heads)
     angles = None if freqs is None else list(freqs.shape)
@@ -573,9 +673,11 @@ def _heads_of(qkv, freqs, num_heads, num_kv_heads, cu_seqlens=None):
     return _sizes(b, s, num_heads, num_kv_heads, d, code, s, rows, cu_seqlens is not None)
 
 
-def _rows_of_angles(freqs, b, s):
-    """s, or b·s where each sequence has positions of its own; freqs: None for no angles. Raises ValueError for others,
-    TypeError for what is not float32."""
+def _rows_of_angles(freqs: Memory | None, b: int, s: int) -> int:
+    """s, or b·s where each sequence has positions of its own; freqs: None for no angles.
+
+    Raises ValueError for others, TypeError for what is not float32.
+    """
     if freqs is None:
         return s
     dtype_code("rotary_pos_emb", freqs, ANGLES)
@@ -591,12 +693,13 @@ def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor,
     angles, sizes = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, heads.num_heads, heads.num_kv_heads)
     weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
     settings, tp = RotationSettings.of(heads), heads.qk_norm and heads.qk_norm.ranks
-    _check_norms(sizes, *weights, settings)
+    q_weight, k_weight = weights
+    _check_norms(sizes, q_weight, k_weight, settings)
     return _RotaryQKV.apply(dense(qkv), angles, *weights, settings, sizes, tp)
 
 
-def _check_norms(heads, q_weight, k_weight, settings):
-    """Raises TypeError or ValueError for weights that do not fit; None for no norms."""
+def _check_norms(heads: _Heads, q_weight: Memory | None, k_weight: Memory | None, settings: RotationSettings) -> None:
+    """Raise TypeError or ValueError for weights that do not fit; None for no norms."""
     names = "q_norm's weight", "k_norm's weight"
     for name, weight, size in zip(names, (q_weight, k_weight), settings.weight_sizes(heads), strict=True):
         if weight is not None:
@@ -681,20 +784,20 @@ def attention_with_lse_backward(
     return dq, dk, dv
 
 
-def _heads_of_three(q, k):
+def _heads_of_three(q: Tensor, k: Tensor) -> _Heads:
     (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
     return _sizes(b, s, h, h_kv, d, dtype_code("query_layer", q), keys, s)
 
 
-def _longer(tensor, n):
-    """[b, keys, h, d] with n keys of zeros appended."""
+def _longer(tensor: Tensor, n: int) -> Tensor:
+    """Return [b, keys, h, d] with n keys of zeros appended."""
     if n == 0:
         return tensor
     b, _, h, d = tensor.shape
     return paddle.concat([tensor, paddle.zeros([b, n, h, d], tensor.dtype)], 1)
 
 
-def _additive(mask, s, keys, padding, dtype, causal, window):
+def _additive(mask: Tensor | None, s: int, keys: int, padding: int, dtype: Any, causal: bool, window: int) -> Tensor:
     """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept on the mask for the next layers."""
     if mask is None:
         mask = paddle.full([1, 1, s, keys], HIDDEN if causal else 0.0, "float32")
@@ -706,8 +809,8 @@ def _additive(mask, s, keys, padding, dtype, causal, window):
     return kept_on(mask, _additive_of, padding, dtype, window)
 
 
-def _additive_of(mask, padding, dtype, window):
-    """`_additive` of a mask that may be one."""
+def _additive_of(mask: Tensor, padding: int, dtype: Any, window: int) -> Tensor:
+    """Do `_additive` for a mask that may be one."""
     *_, s, keys = mask.shape
     scores = mask.detach().astype("float32")
     if window >= 0:

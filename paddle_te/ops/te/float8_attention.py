@@ -1,9 +1,12 @@
 """Causal attention in fp8, as TE's DotProductAttention computes it with fp8_dpa and delayed scaling."""
 
+from __future__ import annotations
+
 import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import paddle
 
@@ -11,11 +14,51 @@ from paddle_te.native import Mask, scaling
 from paddle_te.native.library import cudnn_version
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.quantized import FP8
-from paddle_te.ops.te.runtime import FLOAT32
+from paddle_te.ops.te.runtime import FLOAT32, Memory, Runtime
 
 CAUSAL = int(Mask.CAUSAL)
 SLOT = 32  # bytes of an amax, a scale and a scale_inv, which begins at 16
 SLOTS = 256  # bytes for three slots, with which memory for something else ends
+
+
+class Quantizer(Protocol):
+    """A `fp8` Quantizer, or what stands for one while an op is recorded."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def scale_ptr(self) -> int: ...
+    @property
+    def amax_ptr(self) -> int: ...
+    @property
+    def scale_inv_ptr(self) -> int: ...
+
+
+class QuantizersOfOne(Protocol):
+    """Those of a tensor and of its gradient."""
+
+    @property
+    def input(self) -> Quantizer: ...
+    @property
+    def grad_output(self) -> Quantizer: ...
+
+
+class Sizes(Protocol):
+    """What this reads of `attention._Heads`."""
+
+    q: tuple[int, ...]
+    kv: tuple[int, ...]
+    stats: tuple[int, ...]
+    out: list[int]
+    tokens: int
+    width: int
+    dtype: Any
+    starts: dict[int, tuple[int, int]]
+    stats_bytes: int
+
+    def q_view(self, rt: Runtime, tensor: Memory) -> Any: ...
 
 
 class _Factors(NamedTuple):
@@ -27,30 +70,30 @@ class _Factors(NamedTuple):
     scale_inv_ptr: int
 
     @classmethod
-    def of(cls, quantizer, slot, amax):
-        """amax: its address. Where the quantizer has no scale yet, scale and scale_inv lie in the slot."""
+    def of(cls, quantizer: Quantizer, slot: int, amax: int) -> _Factors:
+        """Return a quantizer's. amax: its address. Where it has no scale yet, scale and scale_inv lie in the slot."""
         if quantizer.kind == "delayed":
             return cls(quantizer.dtype, quantizer.scale_ptr, amax, quantizer.scale_inv_ptr)
         return cls(quantizer.dtype, slot + 4, amax, slot + 16)
 
-    def set_scale(self, rt, amax):
-        """scale and scale_inv from the amax at an address."""
+    def set_scale(self, rt: Runtime, amax: int) -> None:
+        """Compute scale and scale_inv from the amax at an address."""
         rt.te.compute_scale_from_amax(_float8(rt, 0, (0,), self._replace(amax_ptr=amax)), rt.stream)
         scaling.reciprocals(rt.te, rt.stream, self.scale_ptr, self.scale_inv_ptr, 1)
 
 
-def _float8(rt, address, shape, factors):
-    """A native tensor in fp8. factors: _Factors, or a Quantizer; address 0: the factors alone."""
+def _float8(rt: Runtime, address: int, shape: tuple[int, ...], factors: _Factors) -> Any:
+    """Return a native tensor in fp8; address 0: the factors alone."""
     pointers = factors.scale_ptr, factors.amax_ptr, factors.scale_inv_ptr
     return rt.tensor(address, shape, FP8[factors.dtype], 0, *pointers)
 
 
-class _QKV:
+class Float8QKV:
     """q, k and v, or their gradients, in fp8 under one scale, at an address: native, and `whole`, all three."""
 
     __slots__ = ("q", "k", "v", "whole", "factors")
 
-    def __init__(self, rt, heads, layout, address, factors):
+    def __init__(self, rt: Runtime, heads: Sizes, layout: int, address: int, factors: _Factors) -> None:
         self.factors = factors
         to_k, to_v = heads.starts[layout]
         self.q = _float8(rt, address, heads.q, factors)
@@ -58,8 +101,8 @@ class _QKV:
         self.v = _float8(rt, address + to_v, heads.kv, factors)
         self.whole = _float8(rt, address, (heads.tokens, heads.width), factors)
 
-    def pairs(self, rt, heads, views):
-        """[(fp8, 16-bit)] to be cast: views are of q, k and v, each in memory of its own, or the whole's alone."""
+    def pairs(self, rt: Runtime, heads: Sizes, views: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+        """Return [(fp8, 16-bit)] to be cast: views are of q, k and v, each in memory of its own, or of the whole."""
         return zip((self.q, self.k, self.v) if len(views) == 3 else (self.whole,), views, strict=True)
 
 
@@ -75,20 +118,28 @@ class Float8Attention:
     gradient come from these tensors, those of what a kernel rounds from its amaxes: it runs until they are known.
     """
 
-    def __init__(self, rt, heads, layout, scale, quantizers, stats=None):
-        """heads: `attention._Heads`. stats: native, for the softmax's statistics; None: its own, for its backward."""
+    def __init__(
+        self,
+        rt: Runtime,
+        heads: Sizes,
+        layout: int,
+        scale: float,
+        quantizers: Sequence[QuantizersOfOne],
+        stats: Any = None,
+    ) -> None:
+        """Allocate what forward keeps. stats: native, for the softmax's statistics; None: its own, for its backward."""
         self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
         qkv, softmax, out = (of_one.input for of_one in quantizers)
         of_stats = heads.stats_bytes if stats is None else 0
         self.memory, qkv_at, out_at, self.slots = self._allocate(rt, of_stats)
         self.results = _results(self.slots, softmax, out)
-        self.qkv = _QKV(rt, heads, layout, qkv_at, _Factors.of(qkv, self.slots[0], qkv.amax_ptr))
+        self.qkv = Float8QKV(rt, heads, layout, qkv_at, _Factors.of(qkv, self.slots[0], qkv.amax_ptr))
         self.softmax = _float8(rt, 0, (0,), self.results[0])
         self.out = _float8(rt, out_at, heads.q, self.results[1])
         self.stats = stats or rt.tensor(self.slots[0] + SLOTS, heads.stats, FLOAT32)
 
-    def _allocate(self, rt, more=0):
-        """(memory, addresses in it of q, k and v in fp8, of the output, and of three slots); `more`: bytes behind."""
+    def _allocate(self, rt: Runtime, more: int = 0) -> tuple[Any, int, int, tuple[int, int, int]]:
+        """Return (memory, addresses in it of q, k and v in fp8, the output, and three slots); `more`: bytes behind."""
         heads = self.heads
         qkv, out = heads.tokens * heads.width, math.prod(heads.q)
         memory = rt.empty([qkv + out + SLOTS + more], paddle.uint8)
@@ -96,8 +147,8 @@ class Float8Attention:
         slots = address + qkv + out
         return memory, address, address + qkv, (slots, slots + SLOT, slots + 2 * SLOT)
 
-    def forward(self, rt, views, train):
-        """out [b, s, h·d]; views: `_QKV.pairs`', None where q, k and v are in fp8 already."""
+    def forward(self, rt: Runtime, views: Sequence[Any] | None, train: bool) -> Any:
+        """Return out [b, s, h·d]; views: `Float8QKV.pairs`', None where q, k and v are in fp8 already."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
         if views is not None:
@@ -110,15 +161,15 @@ class Float8Attention:
         te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
         return out
 
-    def backward(self, rt, dout, views):
-        """Fills the gradients' views, which are as forward's."""
+    def backward(self, rt: Runtime, dout: Any, views: Sequence[Any]) -> None:
+        """Fill the gradients' views, which are as forward's."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
         _memory, dqkv_at, dout_at, slots = self._allocate(rt)
         dout8 = _float8(rt, dout_at, heads.q, _Factors.of(of_out, slots[0], of_out.amax_ptr))
         _quantize(rt, [(dout8, heads.q_view(rt, dout))], of_out, slots)
         results = _results(slots, of_softmax, of_qkv)
-        dsoftmax, dqkv = _float8(rt, 0, (0,), results[0]), _QKV(rt, heads, self.layout, dqkv_at, results[1])
+        dsoftmax, dqkv = _float8(rt, 0, (0,), results[0]), Float8QKV(rt, heads, self.layout, dqkv_at, results[1])
         tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
         options = self.scale, self.layout, CAUSAL, rt.stream, 0.0, deterministic(), None, None, None, None
         run = partial(te.attention_bwd, *tensors, *options, self.softmax, dsoftmax)
@@ -127,13 +178,14 @@ class Float8Attention:
             te.dequantize(source, target, rt.stream)
 
 
-def _results(slots, first, second):
+def _results(slots: Sequence[int], first: Quantizer, second: Quantizer) -> tuple[_Factors, _Factors]:
     """_Factors of what a kernel rounds: first inside, then what it makes of that. It overwrites the slots' amaxes."""
-    return tuple(_Factors.of(quantizer, slot, slot) for quantizer, slot in zip((first, second), slots[1:], strict=True))
+    _, of_first, of_second = slots
+    return _Factors.of(first, of_first, of_first), _Factors.of(second, of_second, of_second)
 
 
-def _quantize(rt, pairs, quantizer, slots):
-    """Casts [(fp8, 16-bit)], one pair or three, under one scale; in the first step that of them all, in slots[0]."""
+def _quantize(rt: Runtime, pairs: Sequence[tuple[Any, Any]], quantizer: Quantizer, slots: Sequence[int]) -> None:
+    """Cast [(fp8, 16-bit)], one pair or three, under one scale; in the first step that of them all, in slots[0]."""
     if quantizer.kind == "current":
         of_each = [_Factors.of(quantizer, slot, slot) for slot in slots]
         for (_, source), factors in zip(pairs, of_each, strict=False):
@@ -145,8 +197,14 @@ def _quantize(rt, pairs, quantizer, slots):
         rt.te.quantize(source, target, rt.stream)
 
 
-def _run_with_amaxes(rt, run, results, quantizers, amax):
-    """Runs a kernel and adds its two results' amaxes to those of the quantizers.
+def _run_with_amaxes(
+    rt: Runtime,
+    run: Callable[[], object],
+    results: tuple[_Factors, _Factors],
+    quantizers: tuple[Quantizer, Quantizer],
+    amax: int,
+) -> None:
+    """Run a kernel and add its two results' amaxes to those of the quantizers.
 
     results: their _Factors. amax: the address of that of a tensor which the kernel reads. In the first step it gives
     the scales to begin with. The first run then knows the amax of what is rounded inside, and the second one, which
@@ -164,8 +222,8 @@ def _run_with_amaxes(rt, run, results, quantizers, amax):
     scaling.raise_amaxes(rt.te, rt.stream, first.amax_ptr, of_first.amax_ptr, second.amax_ptr, of_second.amax_ptr)
 
 
-def deterministic():
-    """TE's own switch: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 asks cuDNN for a backward without atomics."""
+def deterministic() -> bool:
+    """Read TE's own switch: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 asks cuDNN for a backward without atomics."""
     return os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
 
 

@@ -407,8 +407,9 @@ def column_forward(
     w: Operand | None = None,
     copies: bool = False,
 ) -> tuple[Matrix, SavedColumn]:
-    """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks. w: the weight's
-    `weight_operand`, which the caller lets go of; None: it is made here.
+    """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks.
+
+    w: the weight's `weight_operand`, which the caller lets go of; None: it is made here.
 
     copies: whether x is the residual of a `row_output` to come. A norm by our kernels then copies x while it reads it,
     into a new tensor for that output, normed.copy; it stays None where the norm is another's, or where another rank

@@ -9,7 +9,7 @@ are added up in float32, in the GEMMs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 from paddle import Tensor
@@ -25,6 +25,7 @@ from paddle_te.ops.te.activation import activated, activated_again, activation_b
 from paddle_te.ops.te.adapted_mlp import adapted_mlp
 from paddle_te.ops.te.gemm import (
     BiasGradient,
+    Operand,
     SavedColumn,
     cast,
     check_bias,
@@ -40,6 +41,7 @@ from paddle_te.ops.te.gemm import (
     wgrad,
 )
 from paddle_te.ops.te.input_store import StoredInput
+from paddle_te.ops.te.linear import Wanted
 from paddle_te.ops.te.norm import NormSettings, normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
@@ -48,16 +50,18 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
     rowwise_pieces,
 )
-from paddle_te.ops.te.recording import Op, OpInputs, Placeholder
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, Recorder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, dtype_code
 
 FC1, FC2 = 3, 5  # the weights' places among an op's tensors
 
 
 class MLPSettings(NamedTuple):
-    """norm: its NormSettings. activation: its name. add_residual: x is added to the output, and else returned behind
-    it. recompute, fp8_input_store: as `layernorm_mlp` has them. chunk_rows: of x in a chunk, None for all tokens at
-    once."""
+    """norm: its NormSettings.
+
+    activation: its name. add_residual: x is added to the output, and else returned behind it. recompute,
+    fp8_input_store: as `layernorm_mlp` has them. chunk_rows: of x in a chunk, None for all tokens at once.
+    """
 
     norm: NormSettings
     activation: str
@@ -73,18 +77,23 @@ class _Fc1(NamedTuple):
     out: Matrix | StoredInput
     saved: SavedColumn
 
-    @classmethod
-    def forward(cls, rt, inputs, norm, w=None, copies=False):
-        """inputs: the MLP's OpInputs. w, copies: `column_forward`'s."""
-        x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
-        before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        return cls(*column_forward(rt, before, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies))
+
+def _fc1_forward(
+    rt: Recorder, inputs: OpInputs, norm: NormSettings, w: Operand | None = None, copies: bool = False
+) -> tuple[Matrix, SavedColumn]:
+    """Return what an _Fc1 has. inputs: the MLP's OpInputs. w, copies: `column_forward`'s."""
+    x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
+    before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
+    return column_forward(rt, before, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies)
 
 
 @dataclass(slots=True)
 class _SavedMLP:
-    """What the MLP's backward reads. inputs, settings: the op's. w2: fc2's weight as its GEMM read it. fc1; act: the
-    activation's output as fc2's GEMM read it. Either is None where backward computes it again."""
+    """What the MLP's backward reads.
+
+    inputs, settings: the op's. w2: fc2's weight as its GEMM read it. fc1; act: the activation's output as fc2's
+    GEMM read it. Either is None where backward computes it again.
+    """
 
     inputs: OpInputs
     settings: MLPSettings
@@ -93,7 +102,7 @@ class _SavedMLP:
     act: Matrix | Float8Matrix | None
 
 
-def _check(inputs, settings):
+def _check(inputs: OpInputs, settings: MLPSettings) -> None:
     x, _, _, fc1_weight, fc1_bias, fc2_weight, fc2_bias = inputs.tensors
     first, second = inputs.quantizers
     hidden_size, ffn = x.shape[-1], fc2_weight.shape[1]
@@ -105,45 +114,48 @@ def _check(inputs, settings):
     check_fp8(first, tokens=row_count(x), hidden_size=hidden_size, ffn_hidden_size=ffn)
 
 
-def _forward(rt, inputs, settings):
+def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any, _SavedMLP]:
     _check(inputs, settings)
     x, *_, fc1_weight, _, fc2_weight, fc2_bias = inputs.tensors
     second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
     w1, w2 = quantized_together(rt, (fc1_weight, fc2_weight), code, inputs.quantizers, train)
     residual, again = x if settings.add_residual else None, settings.recompute
-    fc1 = _Fc1.forward(rt, inputs, settings.norm, w1, settings.add_residual)
+    hidden, of_fc1 = _fc1_forward(rt, inputs, settings.norm, w1, settings.add_residual)
     stores = settings.fp8_input_store and train and again != "mlp"
-    store = StoredInput(rt, fc1.out, code) if stores else None
-    act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train, store, w2)
-    copy = fc1.saved.norm.copy
-    out = copy or rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
-    out = row_output(rt, act, w2, out, code, residual, tp, bias=fc2_bias, copied=copy is not None)
+    store = StoredInput(rt, hidden, code) if stores else None
+    act, read = _activated_and_weight(rt, hidden, fc2_weight, code, second, settings, train, store, w2)
+    copy = of_fc1.norm.copy
+    out = copy or rt.empty([*hidden.memory.shape[:-1], x.shape[-1]], x.dtype)
+    out = row_output(rt, act, read, out, code, residual, tp, bias=fc2_bias, copied=copy is not None)
     if train:
-        drop_data(rt, w1, w2, *(() if again else (act,)))
-    if store:
-        fc1 = fc1._replace(out=store)
-    saved = _SavedMLP(inputs, settings, w2, None if again == "mlp" else fc1, None if again else act)
+        drop_data(rt, w1, read, *(() if again else (act,)))
+    fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
+    saved = _SavedMLP(inputs, settings, read, fc1, None if again else act)
     return out if settings.add_residual else (out, x), saved
 
 
-def _backward(rt, saved, dy, dresidual=None):
-    """dresidual: where x was returned; else dy is its gradient."""
+def _backward(
+    rt: Recorder, saved: _SavedMLP, dy: Placeholder, dresidual: Placeholder | None = None
+) -> tuple[Wanted, ...]:
+    """Compute the gradients. dresidual: where x was returned; else dy is its gradient."""
     x, *_, fc2_weight, fc2_bias = saved.inputs.tensors
     second, activation, code = saved.inputs.quantizers[1], saved.settings.activation, dtype_code("x", x)
     dfc2_bias = BiasGradient.wanted(rt, fc2_bias, fc2_weight, second is not None)
     grad, dact = _fc2_backward(rt, saved.inputs, dy, saved.w2, dfc2_bias)
-    fc1 = saved.fc1 or _Fc1.forward(rt, saved.inputs, saved.settings.norm)
+    fc1 = saved.fc1 or _Fc1(*_fc1_forward(rt, saved.inputs, saved.settings.norm))
     act = saved.act or activated_again(rt, fc1.out, code, second, activation)
     dw2 = wgrad(rt, act, grad, fc2_weight, code, second is not None, dfc2_bias)
     dfc1_bias = fc1.saved.bias_gradient(rt)
     grad = activation_backward(rt, dact, fc1.out, activation, x.dtype, code, saved.inputs.quantizers[0], dfc1_bias)
     of_fc1 = fc1.saved.backward(rt, grad, dfc1_bias, dy if dresidual is None else dresidual)
-    dfc1_bias, dfc2_bias = (bias and bias.in_its_dtype(rt) for bias in (dfc1_bias, dfc2_bias))
-    return *of_fc1, dfc1_bias, dw2, dfc2_bias
+    of_biases = [None if bias is None else bias.in_its_dtype(rt) for bias in (dfc1_bias, dfc2_bias)]
+    return *of_fc1, of_biases[0], dw2, of_biases[1]
 
 
-def _fc2_backward(rt, inputs, dy, w2, dbias):
-    """(dy for the backward GEMMs, the Matrix of the gradient of the activation's output). dbias: fc2's, to fill."""
+def _fc2_backward(
+    rt: Recorder, inputs: OpInputs, dy: Placeholder, w2: Operand, dbias: BiasGradient | None
+) -> tuple[Operand, Matrix]:
+    """Return (dy for the backward GEMMs, the gradient of the activation's output). dbias: fc2's, to fill."""
     x, *_, weight, _ = inputs.tensors
     quantizers, tp, code = inputs.quantizers[1], inputs.tp, dtype_code("x", x)
     gather = tp is not None and tp.sequence_parallel
@@ -153,9 +165,21 @@ def _fc2_backward(rt, inputs, dy, w2, dbias):
     return grad, dact
 
 
-def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train, store, w):
-    """The activation's output and a weight as the forward GEMM reads them. store: `activated`'s. w: the weight, where
-    it is made before."""
+def _activated_and_weight(
+    rt: Recorder,
+    hidden: Matrix,
+    weight: Placeholder,
+    code: int,
+    quantizers: RecordedQuantizers | None,
+    settings: MLPSettings,
+    train: bool,
+    store: StoredInput | None,
+    w: Operand | None,
+) -> tuple[Operand, Operand]:
+    """The activation's output and a weight as the forward GEMM reads them.
+
+    store: `activated`'s. w: the weight, where it is made before.
+    """
     activation = settings.activation
     if quantizers is None:
         return activated(rt, hidden, code, None, activation, store=store), rt.matrix(weight, code)
@@ -166,26 +190,31 @@ def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train,
     return act, w or quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
 
-def _chunks(inputs, settings):
-    """[(first row, rows)] of x; what GEMMs cannot take raises ValueError."""
-    check_fp8(inputs.quantizers[0], tokens_of_a_chunk=settings.chunk_rows)
-    return ranges(row_count(inputs.tensors[0]), settings.chunk_rows)
+def _chunks(inputs: OpInputs, settings: MLPSettings) -> list[tuple[int, int]]:
+    """Return [(first row, rows)] of x; raise ValueError for what GEMMs cannot take."""
+    rows = row_count(inputs.tensors[0])
+    of_chunk = settings.chunk_rows or rows
+    check_fp8(inputs.quantizers[0], tokens_of_a_chunk=of_chunk)
+    return ranges(rows, of_chunk)
 
 
-def _rows_of(inputs, rows, train):
-    """The OpInputs of a chunk. rows: its (first row, rows)."""
+def _rows_of(inputs: OpInputs, rows: tuple[int, int], train: bool) -> OpInputs:
+    """Return the OpInputs of a chunk. rows: its (first row, rows)."""
     x, *others = inputs.tensors
     return inputs._replace(tensors=(x.rows(*rows), *others), train=train)
 
 
-def _weights(rt, inputs, columnwise):
-    """fc1's and fc2's as the GEMMs of all chunks read them."""
+def _weights(rt: Recorder, inputs: OpInputs, columnwise: bool) -> tuple[Operand, Operand]:
+    """Return fc1's and fc2's as the GEMMs of all chunks read them."""
     code = dtype_code("x", inputs.tensors[0])
-    pairs = zip((FC1, FC2), inputs.quantizers, strict=True)
-    return [weight_operand(rt, inputs.tensors[i], code, quantizers, columnwise) for i, quantizers in pairs]
+    first, second = inputs.quantizers
+    w1 = weight_operand(rt, inputs.tensors[FC1], code, first, columnwise)
+    return w1, weight_operand(rt, inputs.tensors[FC2], code, second, columnwise)
 
 
-def _forward_in_chunks(rt, inputs, settings):
+def _forward_in_chunks(
+    rt: Recorder, inputs: OpInputs, settings: MLPSettings
+) -> tuple[Any, tuple[OpInputs, MLPSettings]]:
     _check(inputs, settings)
     x = inputs.tensors[0]
     out, weights = rt.empty(x.shape, x.dtype), _weights(rt, inputs, columnwise=False)
@@ -194,12 +223,14 @@ def _forward_in_chunks(rt, inputs, settings):
     return out if settings.add_residual else (out, x), (inputs, settings)
 
 
-def _forward_of_chunk(rt, inputs, settings, w1, w2, out):
-    """Writes the rows `out` of the output."""
+def _forward_of_chunk(
+    rt: Recorder, inputs: OpInputs, settings: MLPSettings, w1: Operand, w2: Operand, out: Placeholder
+) -> None:
+    """Write the rows `out` of the output."""
     x, *_, fc2_bias = inputs.tensors
     second, tp, code = inputs.quantizers[1], inputs.tp, dtype_code("x", x)
-    hidden = _Fc1.forward(rt, inputs, settings.norm, w1).out
-    pieces = second and rowwise_pieces(rt, (hidden.shape[0], w2.shape[1]), second.input)
+    hidden, _ = _fc1_forward(rt, inputs, settings.norm, w1)
+    pieces = None if second is None else rowwise_pieces(rt, (hidden.shape[0], w2.shape[1]), second.input)
     act = activated(rt, hidden, code, second, settings.activation, pieces)
     # a sum over ranks is a tensor of its own
     summed = out if tp is None else rt.empty([hidden.shape[0], x.shape[-1]], x.dtype)
@@ -208,8 +239,10 @@ def _forward_of_chunk(rt, inputs, settings, w1, w2, out):
         rt.te.memcpy_async(rt.matrix(out, code).native, rt.matrix(summed, code).native, rt.stream)
 
 
-def _backward_in_chunks(rt, saved, dy, dresidual=None):
-    """dresidual: as `_backward`'s."""
+def _backward_in_chunks(
+    rt: Recorder, saved: tuple[OpInputs, MLPSettings], dy: Placeholder, dresidual: Placeholder | None = None
+) -> tuple[Wanted, ...]:
+    """Compute the gradients. dresidual: as `_backward`'s."""
     inputs, settings = saved
     settings = settings._replace(norm=settings.norm._replace(recompute=False))  # of a chunk nothing waits for long
     chunks, dresidual = _chunks(inputs, settings), dy if dresidual is None else dresidual
@@ -229,52 +262,62 @@ class _ChunkGradients(NamedTuple):
     stands for the weights, with main_grad. fc1_bias, fc2_bias: BiasGradients of the chunk, or None.
     """
 
-    norm: tuple
+    norm: Any
     fc1: Placeholder
     fc2: Placeholder
     fc1_bias: BiasGradient | None
     fc2_bias: BiasGradient | None
 
 
-def _backward_of_chunk(rt, inputs, settings, w1, w2, dy, dresidual, gradients):
+def _backward_of_chunk(
+    rt: Recorder,
+    inputs: OpInputs,
+    settings: MLPSettings,
+    w1: Operand,
+    w2: Operand,
+    dy: Placeholder,
+    dresidual: Placeholder,
+    gradients: _ChunkGradients,
+) -> None:
     x, activation, (first, second) = inputs.tensors[0], settings.activation, inputs.quantizers
     code, fp8 = dtype_code("x", x), second is not None
     grad, dact = _fc2_backward(rt, inputs, dy, w2, gradients.fc2_bias)
-    fc1 = _Fc1.forward(rt, inputs, settings.norm, w1)
-    act = activated_again(rt, fc1.out, code, second, activation)
+    hidden, of_fc1 = _fc1_forward(rt, inputs, settings.norm, w1)
+    act = activated_again(rt, hidden, code, second, activation)
     wgrad(rt, act, grad, gradients.fc2, code, fp8, gradients.fc2_bias)
-    grad = activation_backward(rt, dact, fc1.out, activation, x.dtype, code, first, gradients.fc1_bias)
-    fc1.saved.backward(rt, grad, gradients.fc1_bias, dresidual, gradients.fc1, gradients.norm)
+    grad = activation_backward(rt, dact, hidden, activation, x.dtype, code, first, gradients.fc1_bias)
+    of_fc1.backward(rt, grad, gradients.fc1_bias, dresidual, gradients.fc1, gradients.norm)
 
 
 class _Gradients:
     """Of the tensors of an op's OpInputs, whose x is taken in so many chunks."""
 
-    def __init__(self, rt, inputs, chunks):
+    def __init__(self, rt: Recorder, inputs: OpInputs, chunks: int) -> None:
         x, ln_weight, ln_bias, fc1, fc1_bias, fc2, fc2_bias = self._tensors = inputs.tensors
         fp8 = inputs.quantizers[0] is not None
         self._dx = rt.empty(x.shape, x.dtype)
         self._fc1, self._fc2 = _AddedUp(rt, fc1), _AddedUp(rt, fc2)
 
-        def of_bias(bias, weight):
+        def of_bias(bias: Placeholder | None, weight: _AddedUp) -> _PartsOfVector | None:
             dtype = bias and BiasGradient.dtype(bias, weight.stand_in, fp8)
             return None if bias is None or bias.stop_gradient else _PartsOfVector(rt, bias, dtype, chunks)
 
         self._fc1_bias, self._fc2_bias = of_bias(fc1_bias, self._fc1), of_bias(fc2_bias, self._fc2)
         self._norm = [vector and _PartsOfVector(rt, vector, vector.dtype, chunks) for vector in (ln_weight, ln_bias)]
 
-    def of_chunk(self, rt, number, rows):
-        """The _ChunkGradients; to be called in the chunks' order."""
-        biases = [
-            parts and BiasGradient(rt, parts.vector, parts.part(number)) for parts in (self._fc1_bias, self._fc2_bias)
-        ]
+    def of_chunk(self, rt: Recorder, number: int, rows: tuple[int, int]) -> _ChunkGradients:
+        """Return the _ChunkGradients; to be called in the chunks' order."""
+        fc1_bias, fc2_bias = (
+            None if parts is None else BiasGradient(rt, parts.vector, parts.part(number))
+            for parts in (self._fc1_bias, self._fc2_bias)
+        )
         norm = self._dx.rows(*rows), *[parts and parts.part(number) for parts in self._norm]
-        return _ChunkGradients(norm, self._fc1.next_part(), self._fc2.next_part(), *biases)
+        return _ChunkGradients(norm, self._fc1.next_part(), self._fc2.next_part(), fc1_bias, fc2_bias)
 
-    def results(self, rt):
-        """The gradients of the tensors, None where there is none."""
-        dln_weight, dln_bias = (parts and parts.total(rt) for parts in self._norm)
-        dfc1_bias, dfc2_bias = (parts and parts.total(rt) for parts in (self._fc1_bias, self._fc2_bias))
+    def results(self, rt: Recorder) -> tuple[Wanted, ...]:
+        """Return the gradients of the tensors, None where there is none."""
+        vectors = *self._norm, self._fc1_bias, self._fc2_bias
+        dln_weight, dln_bias, dfc1_bias, dfc2_bias = (None if parts is None else parts.total(rt) for parts in vectors)
         found = self._dx, dln_weight, dln_bias, self._fc1.total(rt), dfc1_bias, self._fc2.total(rt), dfc2_bias
         pairs = zip(self._tensors, found, strict=True)
         return tuple(None if tensor is None or tensor.stop_gradient else gradient for tensor, gradient in pairs)
@@ -286,41 +329,45 @@ class _AddedUp:
     stand_in: the weight with that as main_grad, for `wgrad`; a frozen weight itself.
     """
 
-    def __init__(self, rt, weight):
+    def __init__(self, rt: Recorder, weight: Placeholder) -> None:
         self._weight, self.stand_in, self._begun = weight, weight, False
         if not weight.stop_gradient:
             self.stand_in = Placeholder(weight.index, weight.shape, weight.dtype, stop_gradient=False)
             self.stand_in.main_grad = weight.main_grad or rt.empty(weight.shape, paddle.float32)
 
-    def next_part(self):
-        """stand_in, to be written by the first chunk unless the main gradient is to be added to, and added to by the
-        others."""
+    def next_part(self) -> Placeholder:
+        """Return stand_in, which the first chunk writes and the others add to.
+
+        Where the main gradient is to be added to, all of them add.
+        """
         self.stand_in.accumulate = self._begun or bool(self._weight.accumulate)
         self._begun = True
         return self.stand_in
 
-    def total(self, rt):
-        """The gradient; None for a frozen weight, and where it is in the main gradient."""
+    def total(self, rt: Recorder) -> Wanted:
+        """Return the gradient; None for a frozen weight, and where it is in the main gradient."""
         weight = self._weight
-        return None if weight.stop_gradient or weight.main_grad else cast(rt, self.stand_in.main_grad, weight.dtype)
+        if weight.stop_gradient or weight.main_grad or self.stand_in.main_grad is None:
+            return None
+        return cast(rt, self.stand_in.main_grad, weight.dtype)
 
 
 class _PartsOfVector:
     """A vector's gradient as the sum of the chunks', which are kept in rows and added up in float32."""
 
-    def __init__(self, rt, vector, dtype, chunks):
+    def __init__(self, rt: Recorder, vector: Placeholder, dtype: Any, chunks: int) -> None:
         self.vector, self._parts = vector, rt.empty([chunks, vector.shape[0]], dtype)
 
-    def part(self, number):
-        """Memory for a chunk's."""
+    def part(self, number: int) -> Placeholder:
+        """Return memory for a chunk's."""
         return self._parts.rows(number, 1)
 
-    def total(self, rt):
-        """The gradient in the vector's dtype."""
+    def total(self, rt: Recorder) -> Placeholder:
+        """Return the gradient in the vector's dtype."""
         parts = self._parts
         out = rt.empty(self.vector.shape, parts.dtype)
-        addresses = parts.data_ptr(), out.data_ptr()
-        column_sums.column_sums(rt.te, rt.stream, *addresses, *parts.shape, DTYPES[parts.dtype])
+        rows, cols = parts.shape
+        column_sums.column_sums(rt.te, rt.stream, parts.data_ptr(), out.data_ptr(), rows, cols, DTYPES[parts.dtype])
         return cast(rt, out, self.vector.dtype)
 
 
@@ -347,7 +394,7 @@ def layernorm_mlp(
     low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `ops.interface`."""
-    settings = dict(activation=activation, add_residual=add_residual, recompute=recompute)
+    settings: dict[str, Any] = dict(activation=activation, add_residual=add_residual, recompute=recompute)
     weights = fc1_weight, fc1_bias, fc2_weight, fc2_bias
     if any(low_rank):
         return adapted_mlp(x, norm, weights, low_rank, tp, quantizers, fp8_input_store=fp8_input_store, **settings)

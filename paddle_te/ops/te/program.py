@@ -60,8 +60,10 @@ class Signature(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """A recorded backward. gradients: Placeholders of the tensors' gradients or None. used: indices of all memory that
-    it reads or returns."""
+    """A recorded backward.
+
+    gradients: Placeholders of the tensors' gradients or None. used: indices of all memory that it reads or returns.
+    """
 
     steps: Steps
     gradients: list[Placeholder | None]

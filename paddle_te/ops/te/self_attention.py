@@ -14,6 +14,7 @@ from paddle_te.ops.te import autograd
 from paddle_te.ops.te.attention import AttentionSettings, rotary_attention_backward, rotary_attention_forward
 from paddle_te.ops.te.gemm import drop_data
 from paddle_te.ops.te.linear import (
+    Wanted,
     layernorm_linear_backward,
     layernorm_linear_forward,
     linear_backward,
@@ -21,7 +22,7 @@ from paddle_te.ops.te.linear import (
 )
 from paddle_te.ops.te.norm import NormSettings
 from paddle_te.ops.te.quantized import quantized_together
-from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import dtype_code
 
 
@@ -43,7 +44,7 @@ class _Saved:
     frozen: bool
 
 
-def _forward(rt, inputs, settings):
+def _forward(rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings) -> tuple[Placeholder, _Saved]:
     x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *norms = inputs.tensors
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
@@ -57,25 +58,26 @@ def _forward(rt, inputs, settings):
     frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *norms)])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
-    context, saved_attention = rotary_attention_forward(
-        rt, whole, freqs, cu_seqlens, None, *norms, of_attention, train and not frozen, settings.attention, tp
-    )
+    q_weight, k_weight = norms
+    in_fp8 = [quantizers for quantizers in of_attention if quantizers]
+    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, in_fp8
+    context, saved_attention = rotary_attention_forward(rt, *of_heads, train and not frozen, settings.attention, tp)
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
     context.stop_gradient = frozen
     row = None if tp is None else "row"
-    given = context, proj_weight, proj_bias, residual, of_proj, tp, train, row
-    out, saved_proj = linear_forward(rt, *given, copy=saved_qkv.norm.copy, w=w_proj)
+    of_row = context, proj_weight, proj_bias, residual, of_proj, tp, train, row
+    out, saved_proj = linear_forward(rt, *of_row, copy=saved_qkv.norm.copy, w=w_proj)
     return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
 
 
-def _backward(rt, saved, dy):
+def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Wanted, ...]:
     dcontext, dproj_weight, dproj_bias, _ = linear_backward(rt, saved.proj, dy)
     of_proj = None, dproj_weight, dproj_bias, None
-    if saved.frozen:
+    if saved.frozen or dcontext is None:
         return *[None] * 5, *of_proj, None, None
-    dqkv, _, _, _, *of_norms = rotary_attention_backward(rt, saved.attention, dcontext)
-    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj, *of_norms
+    dqkv, *_, dq_weight, dk_weight = rotary_attention_backward(rt, saved.attention, dcontext)
+    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj, dq_weight, dk_weight
 
 
 _SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))

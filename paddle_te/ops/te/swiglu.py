@@ -1,5 +1,7 @@
-"""SwiGLU by our own kernel: both copies in fp8, current scaling's amax, and MXFP8 of its input, without a pass over a
-copy in 16 bits."""
+"""Run SwiGLU by our own kernel, without a pass over a copy in 16 bits.
+
+It writes both copies in fp8, current scaling's amax, and MXFP8 of its input.
+"""
 
 from __future__ import annotations
 

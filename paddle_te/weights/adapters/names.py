@@ -35,8 +35,10 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """The names of one kind of adapters. layout: those of whole weights. modules: of the modules, as a Layout's slots
-    without ".weight"."""
+    """The names of one kind of adapters.
+
+    layout: those of whole weights. modules: of the modules, as a Layout's slots without ".weight".
+    """
 
     kind: str
     title: str

@@ -146,8 +146,10 @@ class ScriptParser(PdArgumentParser):
 
 
 class ArgumentParser(ScriptParser):
-    """For the dataclasses of training. Refuses what the launcher refuses too, before TrainingArguments initialises
-    fleet. Raises JobError, a ValueError.
+    """For the dataclasses of training.
+
+    Refuses what the launcher refuses too, before TrainingArguments initialises fleet. Raises JobError, a
+    ValueError.
     """
 
     def parse_known_args(

@@ -36,8 +36,10 @@ class TransfersCallback(TrainerCallback):
 
 
 class LastStepCallback(TrainerCallback):
-    """Logs the steps behind the last log line, and in pretraining saves those behind the last checkpoint: PaddleNLP's
-    Trainer loses them where --max_steps is no multiple. Fine-tuning saves its model in the end."""
+    """Log the steps behind the last log line, and in pretraining save those behind the last checkpoint.
+
+    PaddleNLP's Trainer loses them where --max_steps is no multiple. Fine-tuning saves its model in the end.
+    """
 
     def on_step_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if state.global_step < state.max_steps:

@@ -72,9 +72,11 @@ def create_pretrained_dataset(
         tokenizer: gives the vocabulary's size if `vocab_size` is None.
         vocab_size: the model's; token ids of the data must be below it.
         train_samples: how many the run reads, with those before its checkpoint; None: as many as its steps take.
+
     Returns:
         (train, valid, test datasets). A dataset whose split has no documents is None, and all three are on ranks that
         load no data (``training_args.should_load_dataset``).
+
     Raises:
         ValueError: a wrong argument or unfit data; the message says which and what to do.
     """
@@ -137,8 +139,10 @@ def data_identity(data_args: DataArguments, seed: int, train_samples: int | None
 
 
 def passes(data: list[str | float], data_args: DataArguments, train_samples: int) -> str:
-    """How PaddleNLP shuffles the training samples, as text: "1 pass" over the documents, or "3 passes"; "and the last
-    apart" where less than four fifths of that one are read. The order is another one where this differs.
+    """Return how PaddleNLP shuffles the training samples, as text.
+
+    "1 pass" over the documents, or "3 passes"; "and the last apart" where less than four fifths of that one are
+    read. The order is another one where this differs.
 
     data: as `find_data` returns it; for several corpora it is a text for each.
     """
@@ -209,6 +213,7 @@ def check_data(
 
     Returns:
         The numbers of documents in train, valid and test.
+
     Raises:
         ValueError: the index is no index, .bin is cut short, a split has too few tokens, or a token id is not below
             `vocab_size` (None: not checked).
@@ -250,8 +255,10 @@ def _makes_orders(data_args: DataArguments) -> bool:
 def _where_orders_lie(
     data: list[str | float], data_args: DataArguments, training_args: HostArguments
 ) -> list[str | float]:
-    """The data as `find_data` returns them, with prefixes beside which PaddleNLP's orders of samples can be written:
-    the data's own, or links to them."""
+    """Return the data with prefixes beside which PaddleNLP's orders of samples can be written.
+
+    They are the data's own, or links to them. data: as `find_data` returns it.
+    """
     prefixes, cache = corpus.prefixes_of(data), data_args.data_cache
     if cache is None:
         if all(_writable(os.path.dirname(prefix) or ".") for prefix in prefixes):

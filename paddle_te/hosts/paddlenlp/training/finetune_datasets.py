@@ -124,7 +124,7 @@ def tokens_per_sample(dataset: Samples) -> float:
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> NDArray[np.int64]:
-    """int64 [b, length]"""
+    """Return the rows, int64 [b, length], with `value` behind their ends."""
     batch = np.full([len(rows), length], value, np.int64)
     for row, tokens in zip(batch, rows, strict=True):
         row[: len(tokens)] = tokens
@@ -138,8 +138,11 @@ def _lengths(packed: Mapping[str, Any], length: int) -> list[int]:
 
 
 class Collator:
-    """Samples to a batch: {"input_ids", "labels"}, int64 [b, s]; packed also "position_ids" [b, s] and what keeps the
-    samples apart, a mask where `masked` (`packing.separation`)."""
+    """Make a batch of samples: {"input_ids", "labels"}, int64 [b, s].
+
+    A packed one has "position_ids" [b, s], too, and what keeps the samples apart, a mask where `masked`
+    (`packing.separation`).
+    """
 
     def __init__(self, data_args: FinetuneDataArguments, masked: bool = False, pad_token_id: int = 0) -> None:
         self.data_args, self.masked, self.pad_token_id = data_args, masked, pad_token_id

@@ -93,8 +93,10 @@ class FinetuningTrainer(PretrainingTrainer):
         return output
 
     def final_metrics(self) -> dict[str, Any]:
-        """What evaluating the finished model gives. Where the last step was evaluated, and its weights stay, that is
-        known."""
+        """What evaluating the finished model gives.
+
+        Where the last step was evaluated, and its weights stay, that is known.
+        """
         known = [entry for entry in self.state.log_history or () if entry["step"] == self.state.global_step]
         return known[-1] if known and not self.args.load_best_model_at_end else self.evaluate()
 

@@ -94,8 +94,9 @@ class Watch:
         self._sum = losses
 
     def take_sum(self) -> float | None:
-        """The sum of the good steps' losses since the last log, a number: the mean over all ranks. None where there was
-        no good step.
+        """The sum of the good steps' losses since the last log, a number: the mean over all ranks.
+
+        None where there was no good step.
 
         It does not wait for the device. To be called by the log, with which a new sum begins.
         """

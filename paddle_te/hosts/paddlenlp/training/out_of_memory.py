@@ -34,8 +34,10 @@ SMALLER = 0.98  # of what has failed: the planner was seen to be wrong by up to 
 
 @contextlib.contextmanager
 def advised(config: HostConfig, args: HostArguments, name: str, lora: HostModel = None) -> Iterator[None]:
-    """Ends training that runs out of memory with RunEnded, whose line says how much was wanted and, where the planner
-    knows the run, what else would fit. The details have the error itself.
+    """End training that runs out of memory with RunEnded.
+
+    Its line says how much was wanted and, where the planner knows the run, what else would fit. The details have
+    the error itself.
 
     config: the model's. args: the TrainingArguments. name: the model's, as the user gave it. lora: the TELoRAModel
     where an adapter is trained alone.
@@ -138,8 +140,10 @@ def _what_fits(model: Model, layout: Job, gpu: Gpu) -> str:
 
 
 def _with_less(model: Model, layout: Job, gpu: Gpu) -> Gpu:
-    """The GPU with so little memory that the layout, which has failed on it, does not fit by the planner's numbers
-    either, nor one that needs about as much."""
+    """Return the GPU with so little memory that the layout, which has failed on it, does not fit.
+
+    By the planner's numbers neither it nor a layout that needs about as much fits then.
+    """
     needed = lacking(memory_of_step(model, layout), model, layout, gpu) + gpu.memory * 1e9
     return replace(gpu, memory=min(gpu.memory, SMALLER * needed / 1e9))
 

@@ -61,8 +61,9 @@ def split_at(end_of_document: int, tokens: NDArray[Any]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class DocumentCollator:
-    """Makes batches of sequences that hold several documents each: those of `datasets.collate_fn`, and with them what
-    keeps the documents apart.
+    """Make batches of sequences that hold several documents each.
+
+    They are those of `datasets.collate_fn`, and with them what keeps the documents apart.
 
     end_of_document: the token that ends one. reset_attention_mask, reset_position_ids, eod_mask_loss: as Megatron's
     flags, the last one as its `get_ltor_masks_and_position_ids`: without the loss where that token is the input, of
@@ -92,8 +93,9 @@ class DocumentCollator:
 def make_collator(
     data_args: DataArguments, training_args: HostArguments, end_of_document: int | None, vocab_size: int | None = None
 ) -> Collate:
-    """What makes batches of pretraining's samples. end_of_document: a token, or None where there is none. vocab_size:
-    the model's, as `collate_fn` takes it.
+    """What makes batches of pretraining's samples.
+
+    end_of_document: a token, or None where there is none. vocab_size: the model's, as `collate_fn` takes it.
 
     Raises ValueError for arguments that do not fit each other.
     """

@@ -137,8 +137,11 @@ def make_model(config: HostConfig, model_args: ModelArguments, training_args: Ho
 
 
 def end_of_document(config: HostConfig, tokenizer: AnyTokenizer | None) -> int | None:
-    """The token that ends a document: the tokenizer's end of text, which prepare-data appends; without a tokenizer that
-    of the model's configuration. None where there is none."""
+    """Return the token that ends a document; None where there is none.
+
+    It is the tokenizer's end of text, which prepare-data appends; without a tokenizer that of the model's
+    configuration.
+    """
     return config.eos_token_id if tokenizer is None else tokenizer.eos_token_id
 
 

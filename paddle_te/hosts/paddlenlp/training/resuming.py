@@ -156,8 +156,10 @@ def check_fp8_state(checkpoint: str | Path, args: HostArguments) -> None:
 
 
 def is_finished(course: Course | None, args: HostArguments) -> bool:
-    """Whether the run whose Course this is has no step left to train; says so in the log. course: None where nothing is
-    trained."""
+    """Whether the run whose Course this is has no step left to train; says so in the log.
+
+    course: None where nothing is trained.
+    """
     if course is None or not course.first:
         return False
     if has_stopped(args.resume_from_checkpoint, args):

@@ -9,8 +9,9 @@ from paddle_te.data.fillers import WithFillers, filled
 
 
 class StepSampler(DistributedBatchSampler):
-    """A rank's batches of a `WithFillers` dataset: the last step of a pass is filled up with fillers, which do not
-    count, or with drop_last left out.
+    """Sample a rank's batches of a `WithFillers` dataset.
+
+    The last step of a pass is filled up with fillers, which do not count, or with drop_last left out.
 
     The order depends on the pass only: it is the same for every number of ranks and micro-batches, and after a resume.
     """

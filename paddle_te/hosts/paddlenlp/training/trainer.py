@@ -69,8 +69,10 @@ PER_TOKEN = {"input_ids", "labels"}
 
 
 def draw_own_numbers(args: HostArguments) -> None:
-    """Lets each data parallel rank drop other numbers. PaddleNLP seeds them apart where fleet knows the layout; under
-    data parallelism alone it seeds all alike."""
+    """Lets each data parallel rank drop other numbers.
+
+    PaddleNLP seeds them apart where fleet knows the layout; under data parallelism alone it seeds all alike.
+    """
     if args.world_size > 1 and not args.use_hybrid_parallel:
         paddle.seed(args.seed + args.process_index)
 
@@ -170,8 +172,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         super().create_optimizer_and_scheduler(self._last_step())
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
-        """PaddleNLP's, with the same weights decayed in all backends, AdamW and clipping in one pass where that can be,
-        and a state as the flags say."""
+        """Return PaddleNLP's optimizer with the same weights decayed in all backends, and a state as the flags say.
+
+        AdamW and clipping are one pass where that can be.
+        """
         args = self.args
         optimizer = super().create_optimizer(lr_scheduler)
         decay_matrices(optimizer)
@@ -202,8 +206,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         steps_a_pass: int,
         *rest: Any,
     ) -> Any:
-        """PaddleNLP's, which counts passes by steps of today's batch size, for the steps of the course: as many of its
-        passes as are left."""
+        """Run PaddleNLP's loop for the steps of the course.
+
+        PaddleNLP counts passes by steps of today's batch size; here it gets as many of its passes as are left.
+        """
         max_steps = self._last_step()
         left = self.course.place(max_steps)[0] - self.course.place(self.course.first)[0] + 1
         passes = self.course.first // steps_a_pass + left
@@ -231,15 +237,19 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self.load_weights(folder)
 
     def _note_place(self) -> None:
-        """Says in the state, which is saved and logged, how far the data are read: PaddleNLP counts all steps with
-        today's batch size."""
+        """Say in the state, which is saved and logged, how far the data are read.
+
+        PaddleNLP counts all steps with today's batch size.
+        """
         if self.course:
             self.state.consumed_samples = self.course.consumed_at(self.state.global_step)
             self.state.epoch = self.course.epoch(self.state.global_step)
 
     def log(self, logs: dict[str, Any], **kwargs: Any) -> None:
-        """Log as PaddleNLP does, with the epoch of the course and the gradients' norm. The state, which checkpoints
-        hold, keeps what evaluations gave: PaddleNLP's forgets it with each line."""
+        """Log as PaddleNLP does, with the epoch of the course and the gradients' norm.
+
+        The state, which checkpoints hold, keeps what evaluations gave: PaddleNLP's forgets it with each line.
+        """
         self._note_place()
         if "train_runtime" in logs:
             logs.update(self._closing_values(logs["train_runtime"]))
@@ -250,8 +260,11 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self.state.log_history = kept + evaluation_in(logs, self.state.global_step)
 
     def _closing_values(self, seconds: float) -> dict[str, float]:
-        """Of the steps that this process has computed: PaddleNLP divides their losses by all steps of the run, also
-        those before a resume, and all steps of the run by this process's seconds."""
+        """Return the mean loss and speeds of the steps that this process has computed.
+
+        PaddleNLP divides their losses by all steps of the run, also those before a resume, and all steps of the
+        run by this process's seconds.
+        """
         done, first = self.state.global_step, self.course.first
         samples = self.course.consumed_at(done) - self.course.consumed_at(first)
         learned = done - first - self._skip_global_steps - self.watch.skipped
@@ -269,8 +282,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self._globalstep_last_start_time = getattr(self, "_globalstep_last_start_time", start) + time.time() - start
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
-        RunEnded where numbers are not finite (`health`)."""
+        """Train. Raise CheckpointNotSaved, before the first step, where --save_in_background has no room to stage.
+
+        Raises RunEnded where numbers are not finite (`health`).
+        """
         background = self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext()
         self.course = self.course or make_course(len(self.train_dataset), None, self.args)
         with self.watch.concluding(), background:
@@ -335,8 +350,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         return int(1.05 * size) + 2**24  # and names, scales, RNG states, the tokenizer
 
     def _save_checkpoint(self, model: HostModel, metrics: Any = None) -> None:
-        """Raises CheckpointNotSaved where there is no room, or no right, to write: this checkpoint, or the one before,
-        which was written in the background. Raises UnsoundStep for tensors that are not finite.
+        """Save a checkpoint. Raise CheckpointNotSaved where there is no room, or no right, to write.
+
+        The error may be of the checkpoint before, which was written in the background. Raises UnsoundStep for
+        tensors that are not finite.
         """
         args, start = self.args, time.perf_counter()
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -433,8 +450,10 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         return mine
 
     def _maybe_log_save_evaluate(self, losses: Tensor, *args: Any, **kwargs: Any) -> None:
-        """After each step; losses: their sum since the last log. When training ends, what is on its way is awaited: the
-        best checkpoint may be loaded next, and callbacks say that all is done.
+        """After each step; losses: their sum since the last log.
+
+        When training ends, what is on its way is awaited: the best checkpoint may be loaded next, and callbacks
+        say that all is done.
         """
         self.watch.mend(self, losses)
         super()._maybe_log_save_evaluate(losses, *args, **kwargs)
@@ -482,8 +501,11 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             broadcast_dataset_rank0_model(self.model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Raises CheckpointError as `_load_from_checkpoint`, which comes first. The model and the optimizer are wrapped
-        for the run's parallelism by now; checkpoint: None where training begins."""
+        """Raises CheckpointError as `_load_from_checkpoint`, which comes first.
+
+        The model and the optimizer are wrapped for the run's parallelism by now; checkpoint: None where
+        training begins.
+        """
         start = time.perf_counter()
         number_elements(self.optimizer, self.model.parameters())
         goes_on = checkpoint if checkpoint and not self.args.ignore_load_lr_and_optim else None
