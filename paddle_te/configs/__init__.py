@@ -1,9 +1,9 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
 Each is a folder with PaddleNLP's config.json. The hyper-parameters are those that are published with the weights
-(https://huggingface.co/meta-llama, Qwen, google, microsoft, deepseek-ai, mistralai), the names those of PaddleNLP's
-tokenizers. `gpt-…` have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's NeMo, heads of 64
-or 128 numbers;
+(https://huggingface.co/meta-llama, Qwen, google, microsoft, allenai, zai-org, deepseek-ai, mistralai), the names those of
+PaddleNLP's tokenizers. `gpt-…` have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's NeMo,
+heads of 64 or 128 numbers;
 `llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the
 quickstart.
 
@@ -12,6 +12,7 @@ Imports neither paddle nor paddlenlp: the launcher checks its arguments with thi
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,17 @@ def canonical(name: str) -> str | None:
 
     `meta-llama/Meta-Llama-3-8B`, `meta-llama/Llama-3-8B`, `Meta-Llama-3-8B` and `llama-3-8b` are one model.
     """
+    return _written().get(name.lower())
+
+
+def _written() -> dict[str, str]:
+    """Return {each way to write a known model's name, in lower case: the name}."""
     names: dict[str, str] = {}
     for known in known_names():
         organisation, slash, model = known.lower().rpartition("/")
         short = model.removeprefix("meta-")
         names |= dict.fromkeys((model, short, organisation + slash + model, organisation + slash + short), known)
-    return names.get(name.lower())
+    return names
 
 
 def resolve(name_or_path: str) -> Path:
@@ -72,7 +78,7 @@ def resolve(name_or_path: str) -> Path:
     A folder comes before a known name, as in PaddleNLP: weights downloaded to ./meta-llama/Llama-2-7b are found there.
 
     Raises:
-        ValueError: neither a folder with config.json nor a known name; lists the known ones.
+        ValueError: neither a folder with config.json nor a known name; says which ones are like it, and lists all.
     """
     folder = Path(name_or_path).expanduser()
     if (folder / "config.json").is_file():
@@ -80,20 +86,17 @@ def resolve(name_or_path: str) -> Path:
     if name := canonical(name_or_path):
         return CONFIGS / name
     problem = "a folder without config.json" if folder.is_dir() else "neither a folder nor a known model"
+    meant = " or ".join(_like(name_or_path))
     raise ValueError(
-        f"{name_or_path!r} is {problem}; give a folder with config.json, PaddleNLP's or Hugging Face's, or one of: "
-        + _listed(known_names())
+        f"{name_or_path!r} is {problem}{f' (perhaps {meant}?)' if meant else ''}; give a folder with config.json, "
+        f"PaddleNLP's or Hugging Face's, or one of: {', '.join(known_names())}"
     )
 
 
-def _listed(names: list[str]) -> str:
-    """Return names in one line, of which those that differ from the one before in their end are written as "-72B"."""
-    shown, before = list[str](), ""
-    for name in names:
-        stem, _, end = name.rpartition("-")
-        shown.append(f"-{end}" if stem and stem == before else name)
-        before = stem
-    return ", ".join(shown)
+def _like(name: str) -> list[str]:
+    """Return the names of known models that are most like another one."""
+    written = _written()
+    return [*dict.fromkeys(written[each] for each in get_close_matches(name.lower(), written, n=2))]
 
 
 def name_of(name_or_path: str) -> str:

@@ -12,8 +12,8 @@ from paddle_te import configs
 
 
 def parameters(config):
-    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's and Gemma 3's q and k
-    norms of a head, Gemma 3 two norms more, and all of GPT's have biases."""
+    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's and Gemma 3's q and k norms
+    of a head, OLMo-2's of all heads, Gemma 3 and GLM-4 two norms more, and all of GPT's have biases."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config["model_type"] == "gpt":
         ffn = config["intermediate_size"]
@@ -23,8 +23,9 @@ def parameters(config):
     head = config.get("head_dim", hidden // heads)
     q, kv = head * heads, head * config["num_key_value_heads"]
     layer = 2 * hidden * (q + kv) + 3 * hidden * config["intermediate_size"] + 2 * hidden
-    gemma3 = 2 * head + 2 * hidden
-    layer += {"qwen2": q + 2 * kv, "qwen3": 2 * head, "gemma3_text": gemma3}.get(config["model_type"], 0)
+    more = {"qwen2": q + 2 * kv, "qwen3": 2 * head, "olmo2": q + kv, "glm4": 2 * hidden}
+    more["gemma3_text"] = 2 * head + 2 * hidden
+    layer += more.get(config["model_type"], 0)
     embeddings = 1 if config["tie_word_embeddings"] else 2
     return config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden + hidden
 
@@ -65,6 +66,12 @@ def parameters(config):
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 14_770_033_664),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32_763_876_352),
+        ("microsoft/phi-4", 14_659_507_200),
+        ("allenai/OLMo-2-0425-1B", 1_484_916_736),
+        ("allenai/OLMo-2-1124-7B", 7_298_617_344),
+        ("allenai/OLMo-2-1124-13B", 13_716_198_400),
+        ("allenai/OLMo-2-0325-32B", 32_234_279_936),
+        ("zai-org/GLM-4-32B-0414", 32_566_081_536),
         ("mistralai/Mistral-7B-v0.1", 7_241_732_096),
         ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
         ("gpt-126m", 125_262_336),
@@ -129,6 +136,7 @@ def test_paddlenlp_reads_every_configuration(name):
         ("qwen3-8b", "Qwen/Qwen3-8B"),
         ("gemma-3-4b-it", "google/gemma-3-4b-it"),
         ("phi-4-mini-instruct", "microsoft/Phi-4-mini-instruct"),
+        ("phi-4", "microsoft/phi-4"),
         ("mistral-7b-v0.1", "mistralai/Mistral-7B-v0.1"),
         ("deepseek-r1-distill-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
     ],
@@ -194,6 +202,9 @@ def test_a_folder_comes_before_a_name(tmp_path, monkeypatch):
 def test_unknown_names_list_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match="neither a folder nor a known model.*llama-125m.*tiny-llama-demo"):
         configs.resolve("llama-9-1b")
+    with pytest.raises(ValueError, match=r"model \(perhaps Qwen/Qwen3-8B or .*\); give a folder") as refused:
+        configs.resolve("Qwen/Qwen-3-8B")
+    assert str(refused.value).endswith(", ".join(configs.known_names()))  # each as it is given
     with pytest.raises(ValueError, match="a folder without config.json"):
         configs.resolve(str(tmp_path))
 

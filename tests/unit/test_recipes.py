@@ -43,7 +43,7 @@ def test_the_command_lists_all_and_those_asked_for(monkeypatch, capsys):
     tasks = {task: listed(monkeypatch, capsys, "--task", task)[0] for task in recipes.TASKS}
     assert sum(map(len, tasks.values())) == len(everything) and all(tasks.values())
     for card in ("80", "h100"):
-        assert listed(monkeypatch, capsys, "--card", card, "--task", "lora", "--gpus", "1", "--model", "qwen") == (
+        assert listed(monkeypatch, capsys, "--card", card, "--task", "lora", "--gpus", "1", "--model", "qwen2.5") == (
             ["qwen2.5-7b-1xh100-bf16-lora"],
             0,
         )
