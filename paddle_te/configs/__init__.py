@@ -1,11 +1,10 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
 Each is a folder with PaddleNLP's config.json. The hyper-parameters are those that are published with the weights
-(https://huggingface.co/meta-llama, Qwen, google, microsoft, allenai, zai-org, deepseek-ai, mistralai), the names those of
-PaddleNLP's tokenizers. `gpt-…` have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's NeMo,
-heads of 64 or 128 numbers;
-`llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the
-quickstart.
+(https://huggingface.co/meta-llama, Qwen, google, microsoft, allenai, zai-org, deepseek-ai, mistralai), the names those
+of PaddleNLP's tokenizers. `gpt-…` have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's
+NeMo, heads of 64 or 128 numbers; `llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs,
+`tiny-llama-demo` for tests and the quickstart.
 
 Imports neither paddle nor paddlenlp: the launcher checks its arguments with this in well under a second.
 """

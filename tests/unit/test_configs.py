@@ -12,8 +12,8 @@ from paddle_te import configs
 
 
 def parameters(config):
-    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's and Gemma 3's q and k norms
-    of a head, OLMo-2's of all heads, Gemma 3 and GLM-4 two norms more, and all of GPT's have biases."""
+    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, Qwen3's and Gemma 3's q and k
+    norms of a head, OLMo-2's of all heads, Gemma 3 and GLM-4 two norms more, and all of GPT's have biases."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if config["model_type"] == "gpt":
         ffn = config["intermediate_size"]
