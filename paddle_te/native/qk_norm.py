@@ -1,22 +1,21 @@
 """Norm the heads of q and k by RMSNorm, with the rotation behind it, on packed q, k, v (kernels/qk_norm.cu).
 
-Addresses, `angles`, sizes and `turn` are as in `rope`; d is at most 512 (bfloat16, float16) or 256 (float32).
+Addresses, `angles` and `geometry` are as in `rope`; d is at most 512 (bfloat16, float16) or 256 (float32).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, Kernel, float32_bits, kernel
-from paddle_te.native.rope import WHOLE, Places, Turn, packed, packed_places
+from paddle_te.native.rope import Geometry, Target
 from paddle_te.native.types import DType
 
 _BLOCK, _LANES, _COLUMNS = 256, 32, 32  # threads of a block, at most of a head; qk_norm.cu's kColumns
 # Blocks of a backward, each of which has a part of the weights' gradients: 4 for each SM of a Hopper
 _BLOCKS = 528
 _SHARED = 48 << 10  # bytes of a block's
-Target: TypeAlias = int | tuple[int, int, int]  # the address of a packed buffer, or those of q, k and v
 
 
 class QKNorm(NamedTuple):
@@ -47,24 +46,17 @@ class QKNorm(NamedTuple):
         qkv: int,
         sums: int,
         angles: int,
-        tokens: int,
-        s: int,
-        heads: int,
-        kv_heads: int,
-        d: int,
-        dtype: int,
-        turn: Turn = WHOLE,
+        geometry: Geometry,
     ) -> None:
         """Fill float32 [tokens, 4], whose sum over the ranks `forward` and `backward` read with over_all.
 
         grads: `backward`'s, or None before forward.
         """
-        compiled = self._kernel("sums", d, dtype, turn, stream)
-        q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
-        dq, dk, _, dq_stride, dk_stride, _ = [0] * 6 if grads is None else _places(grads, heads, kv_heads, d, dtype)
-        weights, sizes = (self.q_weight, self.k_weight), (s, heads | kv_heads << 32, *turn.parameters(d), self.bits)
-        arguments = dq, dk, dq_stride, dk_stride, q, k, stride, *weights, sums, angles, *sizes
-        te.launch(compiled, tokens, _BLOCK, 4 * (d + 4 * _BLOCK // 32), stream, *arguments)
+        q, k, _, stride = geometry.packed(qkv)
+        dq, dk, _, dq_stride, dk_stride, _ = [0] * 6 if grads is None else geometry.places(grads)
+        arguments = dq, dk, dq_stride, dk_stride, q, k, stride, *self._weights, sums, angles, *self._sizes(geometry)
+        shared = 4 * (geometry.d + 4 * _BLOCK // 32)
+        te.launch(self._kernel("sums", geometry, stream), geometry.tokens, _BLOCK, shared, stream, *arguments)
 
     def forward(
         self,
@@ -73,25 +65,17 @@ class QKNorm(NamedTuple):
         qkv: int,
         target: Target,
         angles: int,
-        tokens: int,
-        s: int,
-        heads: int,
-        kv_heads: int,
-        d: int,
-        dtype: int,
-        turn: Turn = WHOLE,
+        geometry: Geometry,
         sums: int = 0,
     ) -> None:
         """Norm and rotate q and k of the packed buffer `qkv` [tokens, (heads + 2 kv_heads) d], and copy v.
 
         target: the address of another packed buffer, or those of q, k and v [tokens, heads or kv_heads, d].
         """
-        compiled = self._kernel("forward", d, dtype, turn, stream)
-        *source, stride = packed(qkv, heads, kv_heads, d, dtype)
-        places, weights = _places(target, heads, kv_heads, d, dtype), (self.q_weight, self.k_weight)
-        sizes = s, heads | kv_heads << 32, *turn.parameters(d), self.bits
-        arguments = *source, stride, stride, stride, *places, *weights, sums, angles, *sizes
-        te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)
+        places = *geometry.places(qkv), *geometry.places(target)
+        arguments = *places, *self._weights, sums, angles, *self._sizes(geometry)
+        compiled = self._kernel("forward", geometry, stream)
+        te.launch(compiled, geometry.tokens, _BLOCK, 4 * geometry.d, stream, *arguments)
 
     def backward(
         self,
@@ -102,13 +86,7 @@ class QKNorm(NamedTuple):
         dqkv: int,
         partials: int,
         angles: int,
-        tokens: int,
-        s: int,
-        heads: int,
-        kv_heads: int,
-        d: int,
-        dtype: int,
-        turn: Turn = WHOLE,
+        geometry: Geometry,
         sums: int = 0,
     ) -> None:
         """Fill the packed dqkv from the gradients of what forward has written.
@@ -116,30 +94,41 @@ class QKNorm(NamedTuple):
         grads: the address of a packed buffer, which may be dqkv, or those of three. qkv: as forward read it. partials:
         address of `partial_bytes`, for `weight_gradients`; 0 where no weight wants a gradient.
         """
-        compiled = self._kernel("backward", d, dtype, turn, stream)
-        q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
-        source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
-        blocks, weights = min(tokens, _BLOCKS), (self.q_weight, self.k_weight)
-        sizes = s, tokens, heads | kv_heads << 32, *turn.parameters(d), self.bits
-        arguments = *source, q, k, stride, *out, *weights, sums, partials, angles, *sizes
-        rows = max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
-        shared = 4 * (d + (heads + kv_heads) * d if self.over_all else rows)
-        if shared > _SHARED:
+        q, k, _, stride = geometry.packed(qkv)
+        blocks, (_, *sizes) = min(geometry.tokens, _BLOCKS), self._sizes(geometry)
+        places = *geometry.places(grads), q, k, stride, *geometry.packed(dqkv)
+        arguments = *places, *self._weights, sums, partials, angles, geometry.s, geometry.tokens, *sizes
+        compiled = self._kernel("backward", geometry, stream)
+        te.launch(compiled, blocks, _BLOCK, self._shared_by_backward(geometry), stream, *arguments)
+
+    @property
+    def _weights(self) -> tuple[int, int]:
+        return self.q_weight, self.k_weight
+
+    def _sizes(self, geometry: Geometry) -> tuple[int, int, int, int, int]:
+        return geometry.s, geometry.both, *geometry.turned, self.bits
+
+    def _shared_by_backward(self, geometry: Geometry) -> int:
+        """Return bytes of a block of backward: a weight's row, and a row of numbers for each of the block's heads."""
+        _, _, heads, kv_heads, d, dtype, _ = geometry
+        rows = (heads + kv_heads) * d if self.over_all else max(d, 2 * _BLOCK * ELEMENTS[dtype][1])
+        if (shared := 4 * (d + rows)) > _SHARED:
             raise ValueError(
                 f"norms of q and k over all heads: {heads} + {kv_heads} heads of {d} numbers; they must be at most "
                 f"{_SHARED // 4 - d} numbers together: share them among more tensor parallel ranks"
             )
-        te.launch(compiled, blocks, _BLOCK, shared, stream, *arguments)
+        return shared
 
-    def _kernel(self, direction: str, d: int, dtype: int, turn: Turn, stream: Stream) -> Kernel:
+    def _kernel(self, direction: str, geometry: Geometry, stream: Stream) -> Kernel:
         """Return the kernel. Raises ValueError for heads that the kernels do not take."""
-        check_head(d, dtype, turn)
-        options = dict(INTERLEAVED=int(turn.interleaved), OVER_ALL=int(self.over_all))
-        return kernel(f"qk_norm_{direction}_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, **options)
+        check_head(geometry)
+        options = dict(INTERLEAVED=int(geometry.turn.interleaved), OVER_ALL=int(self.over_all))
+        return kernel(f"qk_norm_{direction}_{ELEMENTS[geometry.dtype][0]}", "qk_norm.cu", stream.capability, **options)
 
 
-def check_head(d: int, dtype: int, turn: Turn) -> None:
-    """Raise ValueError for heads of d numbers that the kernels do not take."""
+def check_head(geometry: Geometry) -> None:
+    """Raise ValueError for heads that the kernels do not take."""
+    d, dtype = geometry.d, geometry.dtype
     vector = ELEMENTS[dtype][1]
     vectors, rest = divmod(d, 2 * vector)
     if rest or not 0 < vectors <= _LANES:
@@ -147,7 +136,7 @@ def check_head(d: int, dtype: int, turn: Turn) -> None:
             f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
             f"{2 * vector * _LANES}, got {d}"
         )
-    turn.check(d, vector)
+    geometry.turn.check(d, vector)
 
 
 def partial_bytes(tokens: int, numbers: int) -> int:
@@ -170,11 +159,3 @@ def weight_gradients(
     compiled = kernel(f"qk_norm_weights_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, **options)
     grid, arguments = -(-sum(sizes) // _COLUMNS), (partials, dq_weight, dk_weight, min(tokens, _BLOCKS), *sizes)
     te.launch(compiled, grid, _BLOCK, 4 * _BLOCK, stream, *arguments)
-
-
-def _places(target: Target, heads: int, kv_heads: int, d: int, dtype: int) -> Places:
-    """Return the addresses and strides of q, k and v: of one packed buffer, or of three."""
-    if isinstance(target, int):
-        return packed_places(target, heads, kv_heads, d, dtype)
-    q, k, v = target
-    return q, k, v, heads * d, kv_heads * d, kv_heads * d

@@ -1,4 +1,4 @@
-"""Apply rotary position embedding to packed q, k, v (kernels/rope.cu).
+"""Apply rotary position embedding to packed q, k, v (kernels/rope.cu), and say how these lie in memory.
 
 Addresses are ints, strides are elements a token. `angles`: float32 [s, turn.width], row t % s for token t, of which the
 first half of each row is read, an angle for each pair; 0 for none: nothing is rotated. d must be a multiple of 16
@@ -40,110 +40,64 @@ class Turn(NamedTuple):
 
 WHOLE = Turn()
 Places: TypeAlias = tuple[int, int, int, int, int, int]  # addresses and strides of q, k and v
+Target: TypeAlias = int | tuple[int, int, int]  # the address of a packed buffer, or those of q, k and v
 _NAMES = {dtype: (f"rope_{name}", vector) for dtype, (name, vector) in ELEMENTS.items()}
 
 
-def rope_packed(
-    te: Shim,
-    stream: Stream,
-    source: int,
-    target: int,
-    angles: int,
-    tokens: int,
-    s: int,
-    heads: int,
-    kv_heads: int,
-    d: int,
-    dtype: int,
-    backward: bool = False,
-    turn: Turn = WHOLE,
+class Geometry(NamedTuple):
+    """How q, k and v lie in memory, and which of their numbers are rotated.
+
+    Packed they are [tokens, (heads + 2 kv_heads) d], apart [tokens, heads or kv_heads, d]. s: tokens of a sequence.
+    """
+
+    tokens: int
+    s: int
+    heads: int
+    kv_heads: int
+    d: int
+    dtype: int
+    turn: Turn = WHOLE
+
+    @property
+    def both(self) -> int:
+        """The kernels' parameter for heads and kv_heads."""
+        return self.heads | self.kv_heads << 32
+
+    @property
+    def turned(self) -> tuple[int, int]:
+        """The kernels' two parameters for the width of a head and for what is rotated."""
+        return self.turn.parameters(self.d)
+
+    def packed(self, qkv: int) -> tuple[int, int, int, int]:
+        """Return the addresses of q, k, v in the packed buffer, and its stride."""
+        head_bytes = self.d * (16 // ELEMENTS[self.dtype][1])
+        k, v = self.heads * head_bytes, (self.heads + self.kv_heads) * head_bytes
+        return qkv, qkv + k, qkv + v, (self.heads + 2 * self.kv_heads) * self.d
+
+    def places(self, target: Target) -> Places:
+        """Return the addresses and strides of q, k and v."""
+        if isinstance(target, int):
+            q, k, v, stride = self.packed(target)
+            return q, k, v, stride, stride, stride
+        return *target, self.heads * self.d, self.kv_heads * self.d, self.kv_heads * self.d
+
+
+def rotate(
+    te: Shim, stream: Stream, source: Target, target: Target, angles: int, geometry: Geometry, backward: bool = False
 ) -> None:
-    """Rotate q and k of the packed buffer `source` [tokens, (heads + 2 kv_heads) d] into `target`, laid out alike.
+    """Rotate q and k of source into target, and copy v.
 
     source may be target: then v stays as it is, two thirds of the memory traffic. Backward: source holds gradients.
     """
-    from_, to = (packed_places(qkv, heads, kv_heads, d, dtype) for qkv in (source, target))
-    _launch(te, stream, from_, to, angles, tokens, s, heads, kv_heads, d, dtype, backward, turn)
-
-
-def rope_split(
-    te: Shim,
-    stream: Stream,
-    qkv: int,
-    q: int,
-    k: int,
-    v: int,
-    angles: int,
-    tokens: int,
-    s: int,
-    heads: int,
-    kv_heads: int,
-    d: int,
-    dtype: int,
-    turn: Turn = WHOLE,
-) -> None:
-    """Rotate packed qkv [tokens, (heads + 2 kv_heads) d] to q [tokens, heads, d], k and v [tokens, kv_heads, d]."""
-    source = packed_places(qkv, heads, kv_heads, d, dtype)
-    target = (q, k, v, heads * d, kv_heads * d, kv_heads * d)
-    _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, False, turn)
-
-
-def rope_merge(
-    te: Shim,
-    stream: Stream,
-    dq: int,
-    dk: int,
-    dv: int,
-    dqkv: int,
-    angles: int,
-    tokens: int,
-    s: int,
-    heads: int,
-    kv_heads: int,
-    d: int,
-    dtype: int,
-    turn: Turn = WHOLE,
-) -> None:
-    """Do the backward of `rope_split`: gradients dq, dk, dv to the packed dqkv."""
-    target = packed_places(dqkv, heads, kv_heads, d, dtype)
-    source = (dq, dk, dv, heads * d, kv_heads * d, kv_heads * d)
-    _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, True, turn)
-
-
-def packed(qkv: int, heads: int, kv_heads: int, d: int, dtype: int) -> tuple[int, int, int, int]:
-    """Return the addresses of q, k, v in the packed buffer, and its stride."""
-    head_bytes = d * (16 // _NAMES[dtype][1])
-    return qkv, qkv + heads * head_bytes, qkv + (heads + kv_heads) * head_bytes, (heads + 2 * kv_heads) * d
-
-
-def packed_places(qkv: int, heads: int, kv_heads: int, d: int, dtype: int) -> Places:
-    """Return the addresses and strides of q, k and v in the packed buffer."""
-    q, k, v, stride = packed(qkv, heads, kv_heads, d, dtype)
-    return q, k, v, stride, stride, stride
-
-
-def _launch(
-    te: Shim,
-    stream: Stream,
-    source: Places,
-    target: Places,
-    angles: int,
-    tokens: int,
-    s: int,
-    heads: int,
-    kv_heads: int,
-    d: int,
-    dtype: int,
-    backward: bool,
-    turn: Turn,
-) -> None:
-    name, vector = _NAMES[dtype]
+    d, turn, (name, vector) = geometry.d, geometry.turn, _NAMES[geometry.dtype]
     chunks, rest = divmod(d, 2 * vector)
     if rest or not 0 < chunks <= 256:
         raise ValueError(
-            f"rotary embedding in {DType(dtype).name} needs a head size that is a multiple of {2 * vector}, got {d}"
+            f"rotary embedding in {DType(geometry.dtype).name} needs a head size that is a multiple of {2 * vector}, "
+            f"got {d}"
         )
     turn.check(d, vector)
     function = kernel(name, "rope.cu", stream.capability, INTERLEAVED=int(turn.interleaved))
-    block, sizes = chunks * (256 // chunks), (s, heads, kv_heads, *turn.parameters(d))
-    te.launch(function, tokens, block, d * 4, stream, *source, *target, angles, *sizes, backward)
+    block, sizes = chunks * (256 // chunks), (geometry.s, geometry.heads, geometry.kv_heads, *geometry.turned)
+    places = *geometry.places(source), *geometry.places(target)
+    te.launch(function, geometry.tokens, block, d * 4, stream, *places, angles, *sizes, backward)

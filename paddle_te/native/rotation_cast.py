@@ -1,6 +1,6 @@
 """Norm and rotate q and k and cast q, k and v to e4m3 in one pass (kernels/rotation_cast.cu).
 
-Addresses, `angles`, sizes and `turn` are as in `rope`.
+Addresses, `angles` and `geometry` are as in `rope`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.qk_norm import QKNorm, check_head
-from paddle_te.native.rope import WHOLE, Turn, packed
+from paddle_te.native.rope import Geometry
 
 _BLOCK = 256
 _NO_NORM = QKNorm(0, 0, 0.0)
@@ -32,27 +32,16 @@ class Float8Heads(NamedTuple):
 
 
 def rotation_cast(
-    te: Shim,
-    stream: Stream,
-    qkv: int,
-    target: Float8Heads,
-    norm: QKNorm | None,
-    angles: int,
-    tokens: int,
-    s: int,
-    heads: int,
-    kv_heads: int,
-    d: int,
-    dtype: int,
-    turn: Turn = WHOLE,
+    te: Shim, stream: Stream, qkv: int, target: Float8Heads, norm: QKNorm | None, angles: int, geometry: Geometry
 ) -> None:
     """Fill the target from the packed buffer `qkv` [tokens, (heads + 2 kv_heads) d]. norm: None for none."""
-    check_head(d, dtype, turn)
-    defines = dict(INTERLEAVED=int(turn.interleaved), OVER_ALL=0, NORM=int(norm is not None))
-    compiled = kernel(f"rotation_cast_{ELEMENTS[dtype][0]}", "rotation_cast.cu", stream.capability, **defines)
+    check_head(geometry)
+    defines = dict(INTERLEAVED=int(geometry.turn.interleaved), OVER_ALL=0, NORM=int(norm is not None))
+    name = f"rotation_cast_{ELEMENTS[geometry.dtype][0]}"
+    compiled = kernel(name, "rotation_cast.cu", stream.capability, **defines)
     of_norm = norm or _NO_NORM
     places = *target[:3], *target.strides, of_norm.q_weight, of_norm.k_weight
-    sizes = s, heads | kv_heads << 32, *turn.parameters(d), of_norm.bits
+    sizes = geometry.s, geometry.both, *geometry.turned, of_norm.bits
     factors = target.scale, target.amax, target.scale_inv
-    arguments = *packed(qkv, heads, kv_heads, d, dtype), *places, angles, *sizes, *factors
-    te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)
+    arguments = *geometry.packed(qkv), *places, angles, *sizes, *factors
+    te.launch(compiled, geometry.tokens, _BLOCK, 4 * geometry.d, stream, *arguments)

@@ -616,9 +616,9 @@ def test_rotation_of_a_part(te, stream, dtype, d, width, interleaved):
     qkv = random(b, s, heads + 2 * kv_heads, d, dtype=dtype)
     q_and_k, v = qkv.split([heads + kv_heads, kv_heads], 2)
     for backward, sign in ((False, 1), (True, -1)):
-        packed, sizes = qkv.clone(), (b * s, s, heads, kv_heads, d, DTYPES[dtype])
+        packed, geometry = qkv.clone(), rope.Geometry(b * s, s, heads, kv_heads, d, DTYPES[dtype], turn)
         addresses = packed.data_ptr(), packed.data_ptr(), freqs.data_ptr()
-        rope.rope_packed(te, stream, *addresses, *sizes, backward, turn)
+        rope.rotate(te, stream, *addresses, geometry, backward)
         assert error(packed, torch.cat([turned(q_and_k, freqs, sign, interleaved), v.double()], 2)) < tolerance
 
 
@@ -633,7 +633,7 @@ def rotated(x, freqs, sign=1):
 @pytest.mark.parametrize("b, s, heads, kv_heads, d", [(2, 77, 8, 8, 64), (1, 512, 32, 8, 128), (3, 33, 6, 2, 96)])
 def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
     tolerance = {torch.bfloat16: BF16_ERROR, torch.float16: 1e-3, torch.float32: 1e-6}[dtype]
-    sizes = b * s, s, heads, kv_heads, d, DTYPES[dtype]
+    geometry = rope.Geometry(b * s, s, heads, kv_heads, d, DTYPES[dtype])
     freqs = angles(s, d)
     qkv = random(b, s, heads + 2 * kv_heads, d, dtype=dtype)
     parts = [t.contiguous() for t in qkv.split([heads, kv_heads, kv_heads], 2)]
@@ -641,18 +641,18 @@ def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
     back = [rotated(parts[0], freqs, -1), rotated(parts[1], freqs, -1), parts[2].double()]
 
     outputs = [poisoned(*t.shape, dtype=dtype) for t in parts]
-    rope.rope_split(te, stream, *(t.data_ptr() for t in (qkv, *outputs, freqs)), *sizes)
+    rope.rotate(te, stream, qkv.data_ptr(), tuple(t.data_ptr() for t in outputs), freqs.data_ptr(), geometry)
     for got, expected in zip(outputs, want, strict=True):
         assert error(got, expected) < tolerance
     assert torch.equal(outputs[2], parts[2])
 
     merged = poisoned(*qkv.shape, dtype=dtype)
-    rope.rope_merge(te, stream, *(t.data_ptr() for t in (*parts, merged, freqs)), *sizes)
+    rope.rotate(te, stream, tuple(t.data_ptr() for t in parts), merged.data_ptr(), freqs.data_ptr(), geometry, True)
     assert error(merged, torch.cat(back, 2)) < tolerance
 
     for backward, expected in ((False, want), (True, back)):
         packed = qkv.clone()
-        rope.rope_packed(te, stream, packed.data_ptr(), packed.data_ptr(), freqs.data_ptr(), *sizes, backward)
+        rope.rotate(te, stream, packed.data_ptr(), packed.data_ptr(), freqs.data_ptr(), geometry, backward)
         assert error(packed, torch.cat(expected, 2)) < tolerance
 
         single = poisoned(*parts[0].shape, dtype=dtype)  # TE's own kernel agrees
@@ -913,15 +913,15 @@ def test_rope_speed(te, stream):
     b, s, h, d = 1, 4096, 32, 128
     qkv, freqs = random(b, s, 3 * h, d), angles(s, d)
     parts = [t.contiguous() for t in qkv.chunk(3, 2)]
-    sizes = b * s, s, h, h, d, DType.BFLOAT16
-    pointers = [t.data_ptr() for t in parts]
+    geometry = rope.Geometry(b * s, s, h, h, d, DType.BFLOAT16)
+    pointers = tuple(t.data_ptr() for t in parts)
     single, te_freqs = view(te, parts[0]), view(te, freqs.view(s, 1, 1, d))
     out = view(te, poisoned(b, s, h, d))
     packed, freqs_pointer = qkv.data_ptr(), freqs.data_ptr()
     candidates = {
-        "in place": lambda: rope.rope_packed(te, stream, packed, packed, freqs_pointer, *sizes),
-        "split": lambda: rope.rope_split(te, stream, packed, *pointers, freqs_pointer, *sizes),
-        "merge": lambda: rope.rope_merge(te, stream, *pointers, packed, freqs_pointer, *sizes),
+        "in place": lambda: rope.rotate(te, stream, packed, packed, freqs_pointer, geometry),
+        "split": lambda: rope.rotate(te, stream, packed, pointers, freqs_pointer, geometry),
+        "merge": lambda: rope.rotate(te, stream, pointers, packed, freqs_pointer, geometry, True),
         "TE, q only": lambda: te.rope(single, te_freqs, out, False, stream),
         "copy of q, k, v": lambda: qkv.clone(),
     }

@@ -335,10 +335,9 @@ class _Rotation:
     def _angles(self) -> int:
         return 0 if self.freqs is None else self.freqs.data_ptr()
 
-    @property
-    def _turn(self) -> rope.Turn:
+    def _geometry(self, heads: _Heads) -> rope.Geometry:
         width = None if self.freqs is None else self.freqs.shape[-1]
-        return rope.Turn(width, self.settings.interleaved, self.settings.factor)
+        return rope.Geometry(*heads.rope, rope.Turn(width, self.settings.interleaved, self.settings.factor))
 
     @property
     def _norm(self) -> native_norm.QKNorm:
@@ -351,7 +350,7 @@ class _Rotation:
         if not self.settings.over_all:
             return None
         sums = rt.empty([heads.tokens, 4], paddle.float32)
-        given = grads, qkv, sums.data_ptr(), self._angles, *heads.rope, self._turn
+        given = grads, qkv, sums.data_ptr(), self._angles, self._geometry(heads)
         self._norm.sums(rt.te, rt.stream, *given)
         return sums if self.tp is None else self.tp.all_reduce(sums)
 
@@ -365,11 +364,9 @@ class _Rotation:
         if self.q_weight is not None:
             sums = self._sums(rt, heads, None, qkv.data_ptr())
             at = 0 if sums is None else sums.data_ptr()
-            self._norm.forward(*given, target, self._angles, *heads.rope, self._turn, at)
-        elif isinstance(target, int):
-            rope.rope_packed(*given, target, self._angles, *heads.rope, turn=self._turn)
+            self._norm.forward(*given, target, self._angles, self._geometry(heads), at)
         else:
-            rope.rope_split(*given, *target, self._angles, *heads.rope, self._turn)
+            rope.rotate(*given, target, self._angles, self._geometry(heads))
 
     def casts(self, heads: _Heads, quantizers: Sequence[RecordedQuantizers]) -> bool:
         """Return whether `forward_in_fp8` is there instead of `forward` and a cast. quantizers: attention's."""
@@ -384,7 +381,7 @@ class _Rotation:
         q, k, v = (native.data_ptr for native in addresses)
         float8 = Float8Heads(q, k, v, strides, scale, amax, scale_inv)
         norm = None if self.q_weight is None else self._norm
-        rotation_cast(rt.te, rt.stream, qkv.data_ptr(), float8, norm, self._angles, *heads.rope, self._turn)
+        rotation_cast(rt.te, rt.stream, qkv.data_ptr(), float8, norm, self._angles, self._geometry(heads))
 
     def backward(self, rt: Runtime, heads: _Heads, grads: Target, qkv: Memory, dqkv: Memory) -> tuple[Any, Any]:
         """Fill dqkv, and return the gradients of the norm's weights, or None for what wants none.
@@ -394,10 +391,7 @@ class _Rotation:
         target = dqkv.data_ptr()
         if self.q_weight is not None:
             return self._norm_backward(rt, heads, grads, qkv.data_ptr(), target)
-        if isinstance(grads, int):
-            rope.rope_packed(rt.te, rt.stream, target, target, self._angles, *heads.rope, True, self._turn)
-        else:
-            rope.rope_merge(rt.te, rt.stream, *grads, target, self._angles, *heads.rope, self._turn)
+        rope.rotate(rt.te, rt.stream, grads, target, self._angles, self._geometry(heads), True)
         return None, None
 
     def _norm_backward(self, rt: Runtime, heads: _Heads, grads: Target, qkv: int, dqkv: int) -> tuple[Any, Any]:
@@ -406,7 +400,7 @@ class _Rotation:
         sums = self._sums(rt, heads, grads, qkv)
         partials = rt.empty([native_norm.partial_bytes(heads.tokens, sum(sizes))], paddle.uint8) if trained else None
         at, of_sums = (0 if memory is None else memory.data_ptr() for memory in (partials, sums))
-        given = grads, qkv, dqkv, at, self._angles, *heads.rope, self._turn, of_sums
+        given = grads, qkv, dqkv, at, self._angles, self._geometry(heads), of_sums
         self._norm.backward(rt.te, rt.stream, *given)
         if not trained:
             return None, None

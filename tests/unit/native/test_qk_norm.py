@@ -45,7 +45,7 @@ def case(request, seed, options):
     weights = [aligned((n, d) if options[1] else (d,)) for n in (heads, kv_heads)]
     for weight in weights:
         weight[:] = random.uniform(0.5, 1.5, weight.shape)
-    return qkv, angles, weights, (b * s, s, heads, kv_heads, d, DType.FLOAT32), turn
+    return qkv, angles, weights, rope.Geometry(b * s, s, heads, kv_heads, d, DType.FLOAT32, turn)
 
 
 def norm_of(weights, zero_centered=False, ranks=1):
@@ -74,26 +74,26 @@ def norm_backward(dy, x, weight):
     return dx.reshape(shape), (dy * x * r).reshape(-1, d).sum(0).reshape(of_weight)
 
 
-def summed(te, norm, grads, qkv, angles, sizes, turn):
+def summed(te, norm, grads, qkv, angles, geometry):
     """The address of what `sums` makes, twice as much for two ranks, and its memory; 0 for norms of each head."""
     if not norm.over_all:
         return 0, None
-    memory = aligned((sizes[0], 4))
-    norm.sums(te, te, grads, qkv, address(memory), angles, *sizes, turn)
+    memory = aligned((geometry.tokens, 4))
+    norm.sums(te, te, grads, qkv, address(memory), angles, geometry)
     memory *= norm.ranks
     return address(memory), memory
 
 
 @pytest.mark.parametrize("packed, rotates, zero_centered", [(True, True, False), (False, False, True)])
 def test_forward(te, case, packed, rotates, zero_centered):
-    qkv, angles, weights, sizes, turn = case
-    _, _, heads, kv_heads, _, _ = sizes
+    qkv, angles, weights, geometry = case
+    _, _, heads, kv_heads, _, _, turn = geometry
     out = aligned(qkv.shape)
     parts = [aligned(part.shape) for part in split(qkv, heads, kv_heads)]
     target = address(out) if packed else tuple(map(address, parts))
     angles_at, norm = address(angles) if rotates else 0, norm_of(weights, zero_centered, ranks=2)
-    sums, _kept = summed(te, norm, None, address(qkv), angles_at, sizes, turn)
-    norm.forward(te, te, address(qkv), target, angles_at, *sizes, turn, sums)
+    sums, _kept = summed(te, norm, None, address(qkv), angles_at, geometry)
+    norm.forward(te, te, address(qkv), target, angles_at, geometry, sums)
     got = split(out, heads, kv_heads) if packed else parts
     *of_heads, v = split(qkv, heads, kv_heads)
     for x, weight, found in zip(of_heads, weights, got, strict=False):
@@ -107,8 +107,8 @@ def test_forward(te, case, packed, rotates, zero_centered):
     "packed, trained, zero_centered", [(True, False, True), (False, True, True), (True, True, False)]
 )
 def test_backward(te, case, seed, packed, trained, zero_centered):
-    qkv, angles, weights, sizes, turn = case
-    tokens, _, heads, kv_heads, d, dtype = sizes
+    qkv, angles, weights, geometry = case
+    tokens, _, heads, kv_heads, d, dtype, turn = geometry
     dy = aligned(qkv.shape)
     dy[:] = np.random.default_rng(seed + 1).standard_normal(dy.shape)
     of_parts = [aligned(part.shape) for part in split(dy, heads, kv_heads)]
@@ -120,8 +120,8 @@ def test_backward(te, case, seed, packed, trained, zero_centered):
     partials = aligned((qk_norm.partial_bytes(tokens, sum(numbers)) // 4,))
     given = address(dqkv) if packed else tuple(map(address, of_parts)), address(qkv), address(dqkv)
     norm = norm_of(weights, zero_centered, ranks=2)
-    sums, _kept = summed(te, norm, *given[:2], address(angles), sizes, turn)
-    norm.backward(te, te, *given, address(partials) if trained else 0, address(angles), *sizes, turn, sums)
+    sums, _kept = summed(te, norm, *given[:2], address(angles), geometry)
+    norm.backward(te, te, *given, address(partials) if trained else 0, address(angles), geometry, sums)
     *got, dv = split(dqkv, heads, kv_heads)
     np.testing.assert_array_equal(dv, wanted[2])
     of_weights = [aligned(weight.shape) for weight in weights]
@@ -140,4 +140,4 @@ def test_backward(te, case, seed, packed, trained, zero_centered):
 @pytest.mark.parametrize("d", [20, 264])
 def test_heads_that_it_does_not_take(te, d):
     with pytest.raises(ValueError, match=f"FLOAT32 need a head size that is a multiple of 8 up to 256, got {d}"):
-        norm_of([np.zeros(d), np.zeros(d)]).forward(te, te, 0, 0, 0, 1, 1, 1, 1, d, DType.FLOAT32)
+        norm_of([np.zeros(d), np.zeros(d)]).forward(te, te, 0, 0, 0, rope.Geometry(1, 1, 1, 1, d, DType.FLOAT32))

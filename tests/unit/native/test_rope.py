@@ -52,20 +52,21 @@ def case(request, seed, interleaved):
     angles[:] = np.concatenate([half, half], axis=1)
     qkv = aligned((b, s, heads + 2 * kv_heads, d))
     qkv[:] = random.standard_normal(qkv.shape)
-    return qkv, angles, (b * s, s, heads, kv_heads, d, DType.FLOAT32), turn
+    return qkv, angles, rope.Geometry(b * s, s, heads, kv_heads, d, DType.FLOAT32, turn)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2)])
 def test_without_angles_all_stays_as_it_is(te, seed, heads, kv_heads, interleaved):
-    turn = rope.Turn(interleaved=interleaved)
-    sizes, shape = (6, 3, heads, kv_heads, 16, DType.FLOAT32), (2, 3, heads + 2 * kv_heads, 16)
+    geometry = rope.Geometry(6, 3, heads, kv_heads, 16, DType.FLOAT32, rope.Turn(interleaved=interleaved))
+    shape = (2, 3, heads + 2 * kv_heads, 16)
     qkv, merged = aligned(shape), aligned(shape)
     qkv[:] = np.random.default_rng(seed).standard_normal(shape)
     parts = [aligned((2, 3, n, 16)) for n in (heads, kv_heads, kv_heads)]
-    rope.rope_split(te, te, *map(address, (qkv, *parts)), 0, *sizes, turn)
+    apart = tuple(map(address, parts))
+    rope.rotate(te, te, address(qkv), apart, 0, geometry)
     for part, want in zip(parts, split(qkv, heads, kv_heads), strict=True):
         assert (part == want).all()
-    rope.rope_merge(te, te, *map(address, (*parts, merged)), 0, *sizes, turn)
+    rope.rotate(te, te, apart, address(merged), 0, geometry, True)
     assert (merged == qkv).all()
 
 
@@ -84,10 +85,10 @@ def split(x, heads, kv_heads):
 
 
 def test_split(te, case):
-    qkv, angles, sizes, turn = case
-    _, _, heads, kv_heads, _, _ = sizes
+    qkv, angles, geometry = case
+    _, _, heads, kv_heads, _, _, turn = geometry
     q, k, v = (aligned(part.shape) for part in split(qkv, heads, kv_heads))
-    rope.rope_split(te, te, *map(address, (qkv, q, k, v, angles)), *sizes, turn)
+    rope.rotate(te, te, address(qkv), (address(q), address(k), address(v)), address(angles), geometry)
     want_q, want_k, want_v = split(qkv, heads, kv_heads)
     np.testing.assert_allclose(q, rotated(want_q, angles, 1, turn), atol=1e-5)
     np.testing.assert_allclose(k, rotated(want_k, angles, 1, turn), atol=1e-5)
@@ -96,14 +97,14 @@ def test_split(te, case):
 
 def test_merge(te, case):
     """The backward of split: its transpose, so a rotation by the opposite angle."""
-    packed, angles, sizes, turn = case
-    _, _, heads, kv_heads, _, _ = sizes
+    packed, angles, geometry = case
+    _, _, heads, kv_heads, _, _, turn = geometry
     grads = []
     for part in split(packed, heads, kv_heads):
         grads.append(aligned(part.shape))
         grads[-1][:] = part
     dqkv = aligned(packed.shape)
-    rope.rope_merge(te, te, *map(address, (*grads, dqkv, angles)), *sizes, turn)
+    rope.rotate(te, te, tuple(map(address, grads)), address(dqkv), address(angles), geometry, True)
     dq, dk, dv = split(dqkv, heads, kv_heads)
     np.testing.assert_allclose(dq, rotated(grads[0], angles, -1, turn), atol=1e-5)
     np.testing.assert_allclose(dk, rotated(grads[1], angles, -1, turn), atol=1e-5)
@@ -112,10 +113,10 @@ def test_merge(te, case):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_in_place(te, case, backward):
-    qkv, angles, sizes, turn = case
-    _, _, heads, kv_heads, _, _ = sizes
+    qkv, angles, geometry = case
+    _, _, heads, kv_heads, _, _, turn = geometry
     before = split(qkv.copy(), heads, kv_heads)
-    rope.rope_packed(te, te, address(qkv), address(qkv), address(angles), *sizes, backward, turn)
+    rope.rotate(te, te, address(qkv), address(qkv), address(angles), geometry, backward)
     q, k, v = split(qkv, heads, kv_heads)
     sign = -1 if backward else 1
     np.testing.assert_allclose(q, rotated(before[0], angles, sign, turn), atol=1e-5)
@@ -128,7 +129,7 @@ def test_addresses(fake, monkeypatch, dtype, size, vector):
     """Where q, k, v lie in the packed buffer follows from the dtype's size; through the extension's launch."""
     asked = []
     monkeypatch.setattr(rope, "kernel", lambda *key, **_: asked.append(key) or 0x700 + 19)
-    rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
+    rope.rotate(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, rope.Geometry(10, 5, 4, 2, 32, dtype), True)
     chunks = 32 // 2 // vector
     packed = [0x10000, 0x10000 + 4 * 32 * size, 0x10000 + 6 * 32 * size, 256, 256, 256]
     arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32 | 32 << 32, 0x3F800000, 1]
@@ -140,4 +141,4 @@ def test_addresses(fake, monkeypatch, dtype, size, vector):
 @pytest.mark.parametrize("d, dtype", [(24, DType.BFLOAT16), (12, DType.FLOAT32), (8, DType.FLOAT16)])
 def test_head_sizes_refused(fake, d, dtype):
     with pytest.raises(ValueError, match=f"multiple of {16 if dtype != DType.FLOAT32 else 8}, got {d}"):
-        rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, d, dtype)
+        rope.rotate(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, rope.Geometry(10, 5, 4, 2, d, dtype))

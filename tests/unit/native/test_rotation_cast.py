@@ -47,8 +47,8 @@ def test_it_casts_what_the_others_write(te, seed, options, packed):
     starts = np.cumsum([0, *sizes])[:3] * (1 if packed else b * s)
     places = *(address(codes) + int(start) for start in starts), (sum(sizes),) * 3 if packed else tuple(sizes)
     target = rotation_cast.Float8Heads(*places, *map(address, factors))
-    given = b * s, s, heads, kv_heads, d, DType.FLOAT32, turn
-    rotation_cast.rotation_cast(te, te, address(qkv), target, norm, address(angles), *given)
+    geometry = rope.Geometry(b * s, s, heads, kv_heads, d, DType.FLOAT32, turn)
+    rotation_cast.rotation_cast(te, te, address(qkv), target, norm, address(angles), geometry)
 
     if packed:
         got = np.split(codes.reshape(b * s, -1), np.cumsum(sizes)[:2], 1)
