@@ -9,6 +9,8 @@ pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddlefor
 
 from safetensors.numpy import load_file
 
+from paddle_te.configs.spec import spec_of
+from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.weights.layout import hf_layout
 from tests.paddleformers.llama import model_class, tiny_config, tokens, two_models
 from tests.te_weights import relative, te_weights
@@ -32,11 +34,8 @@ def test_there_and_back(seed, tmp_path, kv_heads):
             np.testing.assert_array_equal(parameter.numpy(), wanted[name])
     ours.save_pretrained(str(tmp_path / "ours"))
     theirs, again = (weights_in(tmp_path / name) for name in ("host", "ours"))
-    assert (
-        again.keys()
-        == theirs.keys()
-        == {hf_layout().full_name(layer, slot) for layer, slot in hf_layout().tensors(config.num_hidden_layers)}
-    )
+    layout, spec = hf_layout(), spec_of(decoder_config(config))
+    assert again.keys() == theirs.keys() == {layout.full_name(place) for place in layout.tensors(spec)}
     for name, array in theirs.items():
         np.testing.assert_array_equal(again[name], array)
 

@@ -12,6 +12,7 @@ import pytest
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 
 from paddle_te import configs
+from paddle_te.configs.spec import spec_of
 from paddle_te.weights.layout import hf_layout
 from tools.benchmark import formers, hosts, throughput
 from tools.benchmark.trainings import Conditions
@@ -56,7 +57,7 @@ def test_without_paddleformers(tmp_path):
 
 def test_random_weights_are_a_llamas():
     config = configs.read("tiny-llama-demo")
-    names = {hf_layout().full_name(*tensor) for tensor in hf_layout().tensors(config["num_hidden_layers"])}
+    names = {hf_layout().full_name(place) for place in hf_layout().tensors(spec_of(config))}
     assert hosts.shapes(config).keys() == names
 
 
