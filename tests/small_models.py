@@ -2,7 +2,18 @@
 
 import paddle
 
-from paddle_te.configs.families import FAMILIES, GLM4, GPT, MISTRAL, QWEN2
+from paddle_te.configs.families import (
+    FAMILIES,
+    GEMMA2,
+    GLM4,
+    GPT,
+    MISTRAL,
+    MIXTRAL,
+    OLMOE,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.layers import stored_weights
@@ -11,6 +22,11 @@ from tests.sizes import GPTS, TINY
 
 TE, PD = "transformer_engine", "paddle"
 VOCABULARY = TINY["vocab_size"]
+# Families that te computes: its attention has no soft cap.
+TE_FAMILIES = tuple(name for name in FAMILIES if name != GEMMA2.model_type)
+# Families with experts. Where two experts are as good within rounding, backends may choose different ones, and a token's
+# output makes a step.
+MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE))
 # What a family has that Llama has not, beside its biases.
 OWN = {
     QWEN2.model_type: dict(tie_word_embeddings=True),

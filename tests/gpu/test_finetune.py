@@ -13,11 +13,22 @@ from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collat
 from paddle_te.models.lora import TARGETS
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
-from tests.small_models import PD, TE, VOCABULARY, array, first, make, truth, weights_of
+from tests.small_models import (
+    MIXTURES,
+    PD,
+    TE,
+    TE_FAMILIES,
+    VOCABULARY,
+    array,
+    first,
+    make,
+    truth,
+    weights_of,
+)
 from tests.te_weights import relative
 
 HALF = "bfloat16"
-OTHERS = [family for family in FAMILIES if family != "llama"]
+OTHERS = [family for family in TE_FAMILIES if family != "llama"]
 SIZES = dict(initializer_range=0.06)  # as well-conditioned as a trained model: roundings stay what they are
 FP8 = {"delayed": dict(use_fp8=True, fp8_recipe="delayed"), "current": dict(use_fp8=True, fp8_recipe="current")}
 
@@ -86,8 +97,9 @@ def test_lora_gradients(gpu, seed, family, targets):
     paddle.set_device("cpu")
     want = loss_and_gradients(exact, batch)
     assert got[0] == pytest.approx(want[0], rel=5e-3)
-    parts = len(TARGETS[targets]) - (not FAMILIES[family].gated)
-    assert len(got[1]) == 2 * 2 * parts  # A and B in two layers
+    if family not in MIXTURES:
+        parts = len(TARGETS[targets]) - (not FAMILIES[family].gated)
+        assert len(got[1]) == 2 * 2 * parts  # A and B in two layers
     check_gradients(got[1], want[1], bound[1])
 
 
@@ -192,7 +204,7 @@ def train(model, batches):
 
 
 @pytest.mark.parametrize(
-    "family, precision", [("llama", "current")] + [(family, p) for family in FAMILIES for p in ("bf16", "delayed")]
+    "family, precision", [("llama", "current")] + [(family, p) for family in TE_FAMILIES for p in ("bf16", "delayed")]
 )
 def test_packed_steps(gpu, seed, family, precision):
     """Full recompute runs the boundaries through backward as well."""
@@ -208,15 +220,16 @@ def test_packed_steps(gpu, seed, family, precision):
     model.recompute_enable()
     got, gradients = train(model, batches)
     assert want[-1] < want[0] - 0.3
-    # in fp8 the paths part while the loss falls to a third: up to 5 % was seen
-    np.testing.assert_allclose(got, want, rtol=1e-2 if precision == "bf16" else 1e-1)
+    # in fp8 the paths part while the loss falls to a third: up to 5 % was seen; in bf16 with experts 3 %
+    close = 1e-1 if precision != "bf16" or family in MIXTURES else 1e-2
+    np.testing.assert_allclose(got, want, rtol=close)
     check_gradients(gradients, exact_gradients, plain_gradients)
 
 
 # ---- likelihoods
 
 
-@pytest.mark.parametrize("family, precision", [("llama", "fp8")] + [(family, "bf16") for family in FAMILIES])
+@pytest.mark.parametrize("family, precision", [("llama", "fp8")] + [(family, "bf16") for family in TE_FAMILIES])
 def test_likelihoods(gpu, seed, family, precision):
     generator = np.random.default_rng(seed)
     requests = [Request(*documents(generator, 1 + n % 7, 1 + n % 5)) for n in range(24)]
