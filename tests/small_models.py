@@ -24,8 +24,8 @@ TE, PD = "transformer_engine", "paddle"
 VOCABULARY = TINY["vocab_size"]
 # Families that te computes: its attention has no soft cap.
 TE_FAMILIES = tuple(name for name in FAMILIES if name != GEMMA2.model_type)
-# Families with experts. Where two experts are as good within rounding, backends may choose different ones, and a token's
-# output makes a step.
+# Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
+# token's output makes a step.
 MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE))
 # What a family has that Llama has not, beside its biases.
 OWN = {
