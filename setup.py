@@ -59,7 +59,7 @@ EXTRAS = {
     ],
     "te-cu13": [
         "transformer-engine-cu13>=2.20,<2.21",
-        "nvidia-cublas>=13,<14",
+        "nvidia-cublas>=13,<13.7",  # 13.7 corrupts numbers on newer chips
         "nvidia-cuda-nvrtc>=13,<14",
         "nvidia-cuda-runtime>=13,<14",
         "nvidia-cudnn-cu13>=9.12,<10",
