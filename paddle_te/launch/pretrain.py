@@ -19,6 +19,7 @@ ARGUMENTS = options.PRETRAIN
 VARIABLES = options.PRETRAIN_VARIABLES
 FIXED: Mapping[str, object] = {}
 OUTPUT_NAME = "OUTPUT_BASE, EXP_NAME or OUTPUT_DIR"
+WARM_UP = 30  # steps, but at most a tenth of a run's
 model_config = read_config
 
 
@@ -64,7 +65,7 @@ def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]
         "fuse_attention_ffn": 1,
         "learning_rate": f"{args.LEARNING_RATE:g}",
         "min_learning_rate": f"{args.LEARNING_RATE / 10:g}",
-        "warmup_steps": 30,
+        "warmup_steps": min(WARM_UP, args.MAX_STEPS // 10),
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
         "eval_steps": 1000,

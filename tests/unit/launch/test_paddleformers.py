@@ -91,7 +91,7 @@ def test_the_positions_of_pretraining(data, weights):
     assert subset(lines, transformer_engine_backend="transformer_engine", use_fp8=True)
     assert subset(lines, compute_type="bf16", fp16_opt_level="O2", amp_master_grad=True)
     assert subset(lines, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-    assert subset(lines, learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=30, weight_decay=0.01)
+    assert subset(lines, learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=0, weight_decay=0.01)
     assert subset(lines, continue_training=True, resume_from_checkpoint=None, overwrite_output_dir=True)
     assert lines["model_name_or_path"] == str(made.folder / "start")
     start = files(made)

@@ -183,7 +183,7 @@ def test_unknown_arguments():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(model_name="llama-9b"), ["model_name", "llama-125m", "meta-llama/Llama-2-13b, -70b, -7b"]),
+        (dict(model_name="llama-9b"), ["model_name", "llama-125m", "meta-llama/Llama-2-13b, meta-llama/Llama-2-70b"]),
         (dict(tokenizer_name="llama-125m"), ["tokenizer_name", "meta-llama/Llama-2-7b"]),
         (dict(tokenizer_name="some/tokenizer"), ["tokenizer_name", "'some/tokenizer'"]),
         (dict(init_weight="/no/such/folder"), ["init_weight", "/no/such/folder"]),
@@ -578,8 +578,9 @@ def test_the_original_flags_by_default(tmp_path):
         ),
         (
             dict(LEARNING_RATE="1e-4", MAX_STEPS=7),
-            dict(learning_rate="0.0001", min_learning_rate="1e-05", max_steps="7"),
+            dict(learning_rate="0.0001", min_learning_rate="1e-05", max_steps="7", warmup_steps="0"),
         ),
+        (dict(MAX_STEPS=290), dict(warmup_steps="29")),  # which a short run reaches the end of
         (
             dict(TP=1, SEP=4, sharding_stage="stage1", FSDP="all"),
             dict(sep_parallel_degree="4", sharding_parallel_degree="2"),
