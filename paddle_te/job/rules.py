@@ -991,6 +991,23 @@ FINETUNE_RULES = (
         f"{_TUNED} --freeze embed",
     ),
     Rule(
+        lambda job: job.freeze and job.unified_checkpoint,
+        "{freeze:name} with {unified_checkpoint}: PaddleNLP, which loads such checkpoints, asks for the optimizer's "
+        "state of all weights",
+        "leave {unified_checkpoint:name} out",
+        f"{TE} --freeze embed --unified_checkpoint true",
+        f"{TE} --freeze embed",
+        host=PADDLENLP,
+    ),
+    Rule(
+        lambda job: job.freeze and job.shards_weights,
+        "{freeze:name} with {sharding}: Paddle fails to save weights without gradients there",
+        "take {sharding:stage1} or {sharding:stage2}",
+        f"x2 {TE} --freeze embed --sharding stage3",
+        f"x2 {TE} --freeze embed --sharding stage2",
+        host=PADDLENLP,
+    ),
+    Rule(
         lambda job: job.merge_lora and not (job.do_train or job.lora_path),
         "{merge_lora:name} without {do_train:name}: there is no adapter",
         "give it with {lora_path:name}",

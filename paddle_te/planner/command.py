@@ -20,8 +20,9 @@ from paddle_te import commands, configs
 from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
 from paddle_te.job import Job
 from paddle_te.options import BACKENDS, option
-from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, STATES_ON_HOST, stored_in_fp8
+from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, stored_in_fp8
 from paddle_te.planner import formulas
+from paddle_te.planner.frozen import check_patterns
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand
 from paddle_te.planner.layout import extra_arguments, launcher_arguments, memory_text, shape
 from paddle_te.planner.measured import ran_on, speed_of
@@ -71,6 +72,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lora_targets", choices=LORA_TARGETS, help=f"as in fine-tuning; default {LORA_TARGETS[0]}")
     parser.add_argument("--quantize_base", choices=("fp8",), help="as in fine-tuning, with LoRA in fp8")
     parser.add_argument(
+        "--freeze", nargs="+", metavar="PATTERN", help="as in training: regular expressions of what is not"
+    )
+    parser.add_argument(
         "--show", type=option.SAMPLES.argument, default=10, help="how many layouts to print; default %(default)s"
     )
     parser.add_argument(
@@ -92,7 +96,7 @@ def main() -> int:
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward or "off")
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, STATES_ON_HOST)}
         flags = {name: value for name, value in flags.items() if value is not None}
-        flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments)
+        flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments) | _freeze(arguments, model)
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **flags)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -108,6 +112,18 @@ def _config(name: str) -> dict[str, Any]:
     config = configs.words_of_model(said)
     check_size(config, said.source)
     return config
+
+
+def _freeze(arguments: argparse.Namespace, model: Model) -> dict[str, object]:
+    """Return the flag --freeze. Raises ValueError for patterns that training refuses."""
+    if not arguments.freeze:
+        return {}
+    if arguments.lora_rank:
+        raise ValueError("--freeze with --lora_rank, which trains none of the model's weights: leave one of them out")
+    if fault := PATTERNS.fault(arguments.freeze):
+        raise ValueError(f"--freeze {' '.join(arguments.freeze)} must be {fault}")
+    check_patterns(model, arguments.freeze)
+    return {"freeze": tuple(arguments.freeze)}
 
 
 def _lora(arguments: argparse.Namespace) -> dict[str, object]:

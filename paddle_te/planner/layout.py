@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,9 +46,10 @@ COUNTED = (
     LAYERS_ON_HOST,
     STATES_ON_HOST,
     "release_grads",
+    "freeze",
 )
 ADAPTER = ("lora_rank", "quantize_base")
-_KEPT = (*OPTIMIZER, *stored_in_fp8(True), "lora", "lora_rank", "lora_targets", "quantize_base")
+_KEPT = (*OPTIMIZER, *stored_in_fp8(True), "freeze", "lora", "lora_rank", "lora_targets", "quantize_base")
 _ONE: dict[str, object] = {"per_device_train_batch_size": 1, **again()}
 
 
@@ -179,8 +181,8 @@ def extra_flags(job: Job) -> dict[str, object]:
 
 
 def extra_arguments(job: Job) -> str:
-    """Return the same as one text."""
-    return " ".join(
+    """Return the same as one text, as a shell has it."""
+    return shlex.join(
         printed({name: f"{value:g}" if isinstance(value, float) else value for name, value in extra_flags(job).items()})
     )
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from paddle_te.job import Job
 from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
+from paddle_te.planner.frozen import Frozen, frozen_of
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Gemm, Model
 from paddle_te.planner.offloaded import whole_weights
@@ -113,7 +114,9 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     embeddings = first + (last and not (first and model.tied))
     local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
-    weights, trained = 2 * local, trained_elements(model, layout, local)
+    frozen = frozen_of(model, layout.freeze)
+    weights = 2 * local
+    trained = trained_elements(model, layout, local - frozen.on_stage(stage, layout.pp) / layout.tp)
     if layout.shards_weights:  # a rank's slices; of the whole weights, the largest at the loss
         weights = 2 * local / layout.sharding_ranks + 2 * embeddings * model.embedding / layout.tp
     if layout.lora:
@@ -122,7 +125,7 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
             weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
     own = own_elements(model, layout, trained, rank)
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
-    moment = max(_moments(model, layout, first, last, gradients), key=sum)
+    moment = max(_moments(model, layout, first, last, gradients, frozen), key=sum)
     states = state_bytes(layout) * states_on_device(own, layout)
     return Memory(weights=weights, states=states, **moment._asdict())
 
@@ -147,7 +150,7 @@ def adapted(model: Model, layout: Job) -> list[Gemm]:
     return [gemm for gemm in model.gemms if layout.adapts(gemm.part)]
 
 
-def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: float) -> Iterator[Moment]:
+def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: float, frozen: Frozen) -> Iterator[Moment]:
     """Return what a stage has in a step's last micro-batch when it has much.
 
     At the loss, in lm_head's backward, in the last layer's backward, in the first layer's, and in the optimizer's
@@ -169,15 +172,18 @@ def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: floa
     if layout.optimizer_in_backward != "off":
         gradients = 0  # they are used up at once
     before = 0 if releases_gradients(layout) and not several else gradients  # when backward begins
-    of_an_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients and not layout.lora else 0
-    after_the_head = before or of_an_embedding * last
+    head = 0 if layout.lora or (frozen.embedding if model.tied else frozen.head) else model.embedding / layout.tp
+    of_the_head = gradient_bytes(layout) * head if gradients else 0
+    after_the_head = before or of_the_head * last
     # the embedding's gradient comes last, unless it is the head's, too
-    after_the_layers = before or gradients - of_an_embedding * (first and not (last and model.tied))
-    new = new_gradients(model, layout)
+    comes_last = first and not (layout.lora or frozen.embedding or last and model.tied)
+    of_the_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients and comes_last else 0
+    after_the_layers = before or gradients - of_the_embedding
+    new = new_gradients(model, layout) * (frozen.matrices < model.layers * model.gemm_weights)
 
     if last:
         waiting = Moment(before, while_layers_wait + (0 if several else head_copies), waiting_layers, GEMM_WORKSPACE)
-        yield from _moments_of_the_head(model, layout, waiting)
+        yield from _moments_of_the_head(model, layout, waiting, head)
     # beside the gradient of the layer's output, which the residual passes on
     layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp + GEMM_WORKSPACE
     yield Moment(after_the_head + new, while_layers_wait, waiting_layers, layer)
@@ -186,24 +192,23 @@ def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: floa
     yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
 
-def _moments_of_the_head(model: Model, layout: Job, waiting: Moment) -> Iterator[Moment]:
+def _moments_of_the_head(model: Model, layout: Job, waiting: Moment, head: float) -> Iterator[Moment]:
     """The loss, and lm_head's backward, while all activations wait.
 
     In chunks the loss has its gradients, too, and adds lm_head's up in float32; backward multiplies them by the
     loss's, in float32.
 
     There are lm_head's input, which is the output of the norm before it, and the gradient of that, which all tensor
-    parallel ranks have whole.
+    parallel ranks have whole. head: elements of its weight whose gradient there is.
     """
     logits = model.vocabulary * layout.tokens / layout.tp
-    embedding = 0 if layout.lora else model.embedding / layout.tp  # whose gradient there is
     states = model.hidden * layout.tokens
     norm = 4 * states + waiting.working
-    backward = waiting._replace(gradients=waiting.gradients + (0 if layout.amp_master_grad else 2 * embedding))
+    backward = waiting._replace(gradients=waiting.gradients + (0 if layout.amp_master_grad else 2 * head))
     if layout.use_fused_linear_cross_entropy:
         chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
-        yield waiting._replace(working=norm + 4 * embedding + LOGIT_BYTES * chunk)
-        yield backward._replace(working=norm + 4 * embedding)
+        yield waiting._replace(working=norm + 4 * head + LOGIT_BYTES * chunk)
+        yield backward._replace(working=norm + 4 * head)
         return
     yield waiting._replace(working=norm + LOGIT_BYTES * logits)
     casts = 2 if layout.fp8_lm_head else 0  # of the logits' gradient, and its transpose

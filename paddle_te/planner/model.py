@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from paddle_te.configs.spec import spec_of
+from paddle_te.configs.spec import ModelSpec, spec_of
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 
 MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
@@ -31,7 +31,8 @@ class Model:
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
     the norms too. gated: the MLP is. positions: those that are learned. window: attention has a sliding window.
-    qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline model of it.
+    qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline model of it. spec: what it was made
+    of, which has the weights' names.
     """
 
     hidden: int
@@ -50,6 +51,7 @@ class Model:
     qk_norm: str | None = None
     norms: str = "before"
     pipeline: bool = True
+    spec: ModelSpec | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Any) -> Model:
@@ -73,6 +75,7 @@ class Model:
             attention.qk_norm,
             spec.layer.norms,
             has_pipeline(spec.family.model_type),
+            spec,
         )
 
     @cached_property

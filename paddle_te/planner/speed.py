@@ -14,6 +14,7 @@ import math
 
 from paddle_te.job import Job
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.planner.frozen import frozen_of
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.memory import (
     MXFP8,
@@ -49,7 +50,8 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     tp = tensor_parallel_ms(model, layout, gpu)
     transfer = stage_transfer_ms(model, layout, gpu)
     head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait
-    local = trained_elements(model, layout, model.parameters / (layout.tp * layout.pp))
+    trained = model.parameters - frozen_of(model, layout.freeze).on_stage(0, 1)
+    local = trained_elements(model, layout, trained / (layout.tp * layout.pp))
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
@@ -104,7 +106,7 @@ def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
 def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
     fp8, tokens = layout.precision == "fp8", layout.tokens
-    gemms = products(layout) * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
+    gemms = products(model, layout) * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
     elementwise = tokens * elementwise_bytes(model, layout) / gpu.hbm / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
@@ -112,15 +114,19 @@ def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
         casts = model.gemm_weights * 2 / gpu.hbm / 1e6
     once = gemms + attention + elementwise
     if layout.recomputed == "full":
-        again = gemms * 2 / products(layout) + elementwise / 3 + ATTENTION_FORWARD * attention
+        again = gemms * 2 / products(model, layout) + elementwise / 3 + ATTENTION_FORWARD * attention
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp
 
 
-def products(layout: Job) -> int:
-    """Operations for each token and multiplied weight, forward and backward. A frozen weight has no gradient."""
-    return 4 if layout.lora else 6
+def products(model: Model, layout: Job) -> float:
+    """Operations for each token and weight that a layer multiplies by, forward and backward, on average.
+
+    A frozen weight has no gradient; the gradient of its input is counted, also where nothing before it is trained.
+    """
+    frozen = frozen_of(model, layout.freeze).matrices / (model.layers * model.gemm_weights)
+    return 4 if layout.lora else 6 - 2 * frozen
 
 
 def elementwise_bytes(model: Model, layout: Job) -> float:
@@ -259,8 +265,10 @@ def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
 
 def head_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch: final norm, lm_head, loss, embedding."""
-    tokens = layout.tokens / layout.tp
-    gemms = products(layout) * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_lm_head else gpu.head_bf16) / 1e9
+    tokens, frozen = layout.tokens / layout.tp, frozen_of(model, layout.freeze)
+    trained = not (layout.lora or (frozen.embedding if model.tied else frozen.head))
+    products_of_head = (6 if trained else 4) * tokens * model.embedding
+    gemms = products_of_head / (gpu.head_fp8 if layout.fp8_lm_head else gpu.head_bf16) / 1e9
     loss = tokens * (LOSS_BYTES * model.vocabulary + 60 * model.hidden) / gpu.hbm / 1e6
     return (gemms + loss) * (CHUNKS_COST if layout.use_fused_linear_cross_entropy else 1)
 

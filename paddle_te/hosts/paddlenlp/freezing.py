@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import paddle.distributed as dist
-from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from paddle_te.configs.families import is_tied
 from paddle_te.configs.spec import spec_of
@@ -21,15 +20,6 @@ def check_freeze(config: HostConfig, args: HostArguments) -> None:
     if not args.freeze:
         return
     said = f"--freeze {' '.join(args.freeze)}"
-    if args.unified_checkpoint:
-        raise ValueError(
-            f"{said} with --unified_checkpoint true: PaddleNLP, which loads such checkpoints, asks for the optimizer's "
-            "state of all weights; leave --unified_checkpoint out"
-        )
-    if ShardingOption.FULL_SHARD in args.sharding:
-        raise ValueError(
-            f"{said} with --sharding stage3: Paddle fails to save weights without gradients there; take stage1 or 2"
-        )
     layout, tied = layout_of(config), is_tied(config)
     embedding, head = (layout.model_name(part) for part in ("embed", "lm_head"))
     names = [layout.full_name(place) for place in layout.tensors(spec_of(config))]

@@ -10,6 +10,7 @@ from paddle.base import core
 
 from paddle_te import fp8
 from paddle_te.hosts.paddlenlp.families import model_class
+from paddle_te.hosts.paddlenlp.freezing import freeze
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.native import rmsnorm
@@ -34,6 +35,10 @@ CASES = {
         dict(recompute_modules=("layernorm",)),
     ),
     "norms before and behind them": (FEW_WORDS | dict(family="glm4", head_dim=64), dict()),
+    "optimizer, frozen": (
+        {},
+        dict(precision="bf16", recompute="full", batch=1, sequence=16, freeze=(r"embed|layers\.[01]\.",)),
+    ),
     "last layer, the second micro-batch": (FEW_WORDS, dict(micro_batches=2)),
     "first layer": (FEW_WORDS, dict(recompute="full")),
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),
@@ -70,6 +75,7 @@ def peak(case):
         model = model_class(config).from_config(config, dtype="bfloat16")
     if "recompute" in layout:
         model.recompute_enable()
+    freeze(model, layout.get("freeze"))
     if lora:
         model = TELoRAModel(model, lora_config("all", lora["rank"], dtype="bfloat16"))
     model.train()

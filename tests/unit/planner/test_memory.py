@@ -9,6 +9,7 @@ from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner import GPUS, Model, memory
 from paddle_te.planner import layout as layout_of
+from paddle_te.planner.frozen import frozen_of
 
 SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, head_dim=16, vocabulary=1000)
 
@@ -281,3 +282,24 @@ def test_room_for_the_logits_again():
 )
 def test_room_for_communicators(changes, gb):
     assert memory.communicators(changed(**changes)) == pytest.approx(gb)
+
+
+def test_frozen_weights_have_neither_gradients_nor_states():
+    """The pattern finds the embedding and the first half of the layers, which are a pipeline's first stage."""
+    model, patterns = Model.of(configs.read("Qwen/Qwen3-8B")), (r"embed|layers\.(\d|1[0-7])\.",)
+    whole, frozen = (parts(model=model, freeze=freeze) for freeze in (None, patterns))
+    trained = 18 * model.layer_weights + model.embedding + model.hidden  # the last half, the head and its norm
+    assert frozen.states == pytest.approx(12 * trained, rel=1e-5)
+    assert whole.states == pytest.approx(12 * model.parameters, rel=1e-5)
+    assert frozen.weights == whole.weights
+    assert whole.gradients - frozen.gradients == 2 * (model.parameters - trained)
+    found = frozen_of(model, patterns)
+    assert found.on_stage(0, 2) == model.parameters - trained and found.on_stage(1, 2) == 0
+
+
+def test_a_frozen_head_has_no_gradient_at_the_loss():
+    model = Model.of(configs.read("Qwen/Qwen3-0.6B-Base"))  # tied: the embedding is the head
+    whole, frozen = (parts(model=model, held=False, batch=32, freeze=each) for each in (None, ("embed",)))
+    assert whole.states - frozen.states == 12 * model.embedding
+    with pytest.raises(ValueError, match="--freeze embed: a Model of sizes only"):
+        parts(freeze=("embed",))

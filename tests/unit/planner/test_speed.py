@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner import GPUS, Model, memory, offloaded, speed
 from paddle_te.planner import layout as layout_of
@@ -301,3 +302,16 @@ def test_the_rank_with_most_weights_updates_last():
     stage2, stage1 = (times(**main, stage=stage)["optimizer"] for stage in (2, 1))
     more = max(memory.shares_of_whole_weights(SMALL, 1, 4)) - SMALL.parameters / 4
     assert more > 0 and stage2 - stage1 == pytest.approx((4 + 4 + 2 + 24) * more / 500 / 1e6)
+
+
+def test_frozen_weights_have_no_gradient_to_compute_and_no_update():
+    """Two thirds of the products with a frozen matrix are left: those of its output, and of its input's gradient."""
+    model = Model.of(configs.read("Qwen/Qwen3-0.6B"))
+    whole, frozen = (speed.time_of_step(model, layout(freeze=each), ROUND) for each in (None, (r"layers\.",)))
+    gemms = 6 * 1000 * model.layers * model.gemm_weights / ROUND.gemm_bf16 / 1e9
+    assert whole["layers"] - frozen["layers"] == pytest.approx(gemms / 3)
+    share = (model.embedding + model.hidden) / model.parameters
+    assert frozen["optimizer"] == pytest.approx(share * whole["optimizer"], rel=1e-3)
+    head = 6 * 1000 * model.embedding / ROUND.head_bf16 / 1e9
+    of_the_head = speed.time_of_step(model, layout(freeze=("embed",)), ROUND)["head"]
+    assert whole["head"] - of_the_head == pytest.approx(head / 3)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
@@ -69,21 +68,18 @@ def test_frozen_weights_stay_and_others_learn_as_without(tmp_path, seed, backend
         (["."], {}, "--freeze .: is found in all weights' names, and nothing would be trained"),
         (["embed", "layers", "norm", "lm_head"], {}, "is found in all weights' names"),
         (["lm_head"], dict(tie_word_embeddings=True), "--freeze lm_head: is found in no weight's name"),
-        (["embed"], dict(unified_checkpoint=True), "--freeze embed with --unified_checkpoint true: PaddleNLP"),
-        (["embed"], dict(sharding=[ShardingOption.FULL_SHARD]), "--freeze embed with --sharding stage3: Paddle fails"),
         (["embed"], dict(tie_word_embeddings=True, pipeline_parallel_degree=2), "copies of llama.embed_tokens.weight"),
     ],
 )
 def test_refused_before_the_model_is_made(patterns, settings, message):
-    args = dict(freeze=patterns, unified_checkpoint=False, pipeline_parallel_degree=1, sharding=[])
+    args = dict(freeze=patterns, pipeline_parallel_degree=1)
     config = tiny_config(**{name: value for name, value in settings.items() if name not in args})
     with pytest.raises(ValueError, match=message):
         check_freeze(config, SimpleNamespace(**args | {name: settings[name] for name in settings if name in args}))
 
 
 def test_accepted():
-    args = SimpleNamespace(freeze=["embed_tokens", "norm"], unified_checkpoint=False, pipeline_parallel_degree=2)
-    args.sharding = [ShardingOption.SHARD_OP]
+    args = SimpleNamespace(freeze=["embed_tokens", "norm"], pipeline_parallel_degree=2)
     for backend in ("none", "paddle"):
         check_freeze(tiny_config(transformer_engine_backend=backend), args)
     check_freeze(tiny_config(), SimpleNamespace(freeze=None))
