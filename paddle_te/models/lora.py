@@ -5,6 +5,8 @@ has the fused weight:
 
     ….self_attention.layernorm_qkv.{q,k,v}_proj.{lora_A [in, r], lora_B [r, out]}
     ….self_attention.proj.o_proj…, ….layernorm_mlp.{gate,up,down}_proj…
+    ….moe_layer.experts.{gate,up,down}_proj.{lora_A [experts, r, in], lora_B [experts, out, r]}
+    ….moe_layer.shared_experts.{gate,up,down}_proj.{lora_A [in, r], lora_B [r, out]}
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from paddle_te.configs.families import family_of
 from paddle_te.configs.spec import spec_of
 from paddle_te.layers import stored_weights
 from paddle_te.layers.lora import LoRALayerNormLinear, LoRALayerNormMLP, LoRALinear, WithLoRA
+from paddle_te.layers.moe.lora import LoRAGroupedMLP, LoRASharedExpertMLP
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.weights import Dims, te_layout
+from paddle_te.weights.adapters.names import module_of
 from paddle_te.weights.layout import Place
 
 ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
@@ -33,6 +37,8 @@ PLACES: dict[str, type[WithLoRA]] = {
     "self_attention.layernorm_qkv": LoRALayerNormLinear,
     "self_attention.proj": LoRALinear,
     "layernorm_mlp": LoRALayerNormMLP,
+    "moe_layer.experts": LoRAGroupedMLP,
+    "moe_layer.shared_experts": LoRASharedExpertMLP,
 }
 
 
@@ -60,7 +66,7 @@ def _add_to_decoder_layer(
     layers, found = dict(decoder_layer.transformer.named_sublayers()), dict[str, WithLoRA]()
     for place, lora_class in PLACES.items():
         if place not in layers:
-            continue  # a layer with experts instead of an MLP
+            continue  # an MLP's, or experts'
         name, parts = f"{prefix}.{place}", _parts(decoder_layer, place, lora_class.GEMM_WEIGHTS)
         names = [part for rows in parts.values() for part in rows]
         matching = [part for part in names if any(re.fullmatch(target, f"{name}.{part}") for target in targets)]
@@ -72,11 +78,12 @@ def _add_to_decoder_layer(
 def _parts(decoder_layer: DecoderLayer, place: str, weights: Iterable[str]) -> dict[str, dict[str, int]]:
     """Return {name of a weight: {name of a part: its rows on a rank}} of the layer at a place in a decoder layer."""
     config, number = decoder_layer.config, decoder_layer.number
-    slots = {slot.name: slot for slot in te_layout(family=family_of(config)).layer}
+    layout = te_layout(family=family_of(config))
+    slots = {slot.name: slot for slot in (*layout.layer, *layout.sparse)}
     dims, degree = Dims(spec_of(config)), max(config.tensor_parallel_degree, 1)
     return {
         weight: {
-            f"{part.name}_proj": dims.part_shape(part, degree)[0]
+            module_of(part.name): dims.part_shape(part, degree)[0]
             for part in dims.parts(Place(number, None, slots[f"transformer.{place}.{weight}"]))
         }
         for weight in weights

@@ -39,14 +39,26 @@ class Routing(NamedTuple):
     scaling_factor: float = 1.0
 
 
+class GroupedLowRank(NamedTuple):
+    """a [E, width, in], b [E, out, width]: x · aᵀ · bᵀ is added to x · weightᵀ of each expert's rows, as LoRA does.
+
+    Both are in the dtype of x, and computed with in it where the weight's GEMM is in fp8.
+    """
+
+    a: Tensor
+    b: Tensor
+
+
 class ExpertWeights(NamedTuple):
     """The tensors of an experts' MLP: fc1_weight [E, fc1 rows, h], fc2_weight [E, h, f]; fc1_bias [E, fc1 rows] and
-    fc2_bias [E, h], or None."""
+    fc2_bias [E, h], or None; and what LoRA adds to each product, or None."""
 
     fc1_weight: Tensor
     fc2_weight: Tensor
     fc1_bias: Tensor | None = None
     fc2_bias: Tensor | None = None
+    fc1_low_rank: GroupedLowRank | None = None
+    fc2_low_rank: GroupedLowRank | None = None
 
 
 class MoEOps(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias
@@ -79,6 +79,13 @@ class TensorRef:
         if array.size != prod(self.shape):
             raise CheckpointError(f"{self.path}: truncated while it was being read")
         return array.reshape(self.shape, order=self.order)
+
+    def item(self, index: int) -> TensorRef:
+        """Return the ref of what the tensor has at an index of its first axis. Raises ValueError in Fortran's order."""
+        if self.order != "C":
+            raise ValueError("the numbers of an item do not lie one behind the other")
+        size = prod(self.shape[1:]) * np.dtype(STORAGE[self.dtype]).itemsize
+        return replace(self, offset=self.offset + index * size, shape=self.shape[1:])
 
 
 def cast(array: Array, spec: TensorSpec) -> Array:

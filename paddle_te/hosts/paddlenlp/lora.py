@@ -39,7 +39,7 @@ def _targets_of(adapter: Adapter, num_layers: int) -> list[str]:
     """Return target_modules of the modules that an Adapter has A and B for."""
     layers: dict[str, set[int | None]] = {}
     for place in adapter.parts:
-        layers.setdefault(place.name, set()).add(place.layer)
+        layers.setdefault(place.name.removeprefix("shared_"), set()).add(place.layer)
     parts = {part for part in layers if len(layers[part]) == num_layers}
     for targets, names in TARGETS.items():
         if parts == {*layers} == {name.removesuffix("_proj") for name in names} & {*adapter.form.layout.layer_parts}:

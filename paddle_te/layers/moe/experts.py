@@ -114,6 +114,11 @@ class GroupedMLP(_Grouped):
             draw(weight if rank <= self.ep.ranks.rank else paddle.empty_like(weight))
         self.ep.same_on_replicas(weight)
 
+    @property
+    def weights(self) -> ExpertWeights:
+        """Return the ExpertWeights."""
+        return ExpertWeights(self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias)
+
     def forward(
         self,
         x: Tensor,
@@ -132,7 +137,7 @@ class GroupedMLP(_Grouped):
             x,
             probs,
             routing_map,
-            ExpertWeights(self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias),
+            self.weights,
             topk=config.moe_router_topk,
             residual=residual,
             activation=config.activation,

@@ -119,9 +119,13 @@ def experts_mlp(
 
     def linear(x: Tensor, gemm: int) -> Tensor:
         weight = weights.fc2_weight if gemm else weights.fc1_weight
-        return grouped_linear(
+        low_rank = weights.fc2_low_rank if gemm else weights.fc1_low_rank
+        y = grouped_linear(
             x, weight, places.counts, quantizers=quantizers[gemm], fuse_wgrad_accumulation=fuse_wgrad_accumulation
         )
+        if low_rank is None:
+            return y
+        return y + grouped_linear(grouped_linear(x, low_rank.a, places.counts), low_rank.b, places.counts)
 
     def biased(y: Tensor, bias: Tensor | None, of_rows: Tensor | None = None) -> Tensor:
         if bias is None:

@@ -13,7 +13,7 @@ from paddle_te import native
 from paddle_te.native import BackendUnavailable, choice, experts
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.te import autograd, expert_bias, float8_experts, runtime
+from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, runtime
 from paddle_te.ops.te.recording import Op
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
 
@@ -99,13 +99,13 @@ class Group(NamedTuple):
         given = transa, transb, self.experts, self.counts, *offsets, factors(), rt.stream, accumulate, exact
         rt.te.grouped_gemm(a.native, b.native, d.native, *given, *map(float8_experts.scale_inv, (a, b)))
 
-    def forward(self, rt, x, weight, y):
-        """y = x · weightᵀ; weight [E · out, in]."""
-        self._gemm(rt, weight, x, y, True, False, False, False)
+    def forward(self, rt, x, weight, y, accumulate=False):
+        """y (+)= x · weightᵀ; weight [E · out, in]."""
+        self._gemm(rt, weight, x, y, True, False, accumulate, False)
 
-    def dgrad(self, rt, dy, weight, dx):
-        """dx = dy · weight."""
-        self._gemm(rt, weight, dy, dx, False, False, False, True)
+    def dgrad(self, rt, dy, weight, dx, accumulate=False):
+        """dx (+)= dy · weight."""
+        self._gemm(rt, weight, dy, dx, False, False, accumulate, True)
 
     def wgrad(self, rt, x, dy, weight, code):
         """weight's gradient, or None where it is put into or added to its main_grad."""
@@ -176,6 +176,10 @@ class _Placed(NamedTuple):
         experts.gather(rt.te, rt.stream, self.of_tokens(x), rows.memory.data_ptr(), self.code)
         return rows
 
+    def in_16_bits(self, rt, rows, x):
+        """`gathered` rows of x that no quantizer has been at: these, or gathered again."""
+        return rows if isinstance(rows, Matrix) else self.gathered(rt, x, None, False)
+
     def operand(self, rt, matrix, quantizer, transposes):
         """A Matrix of rows as GEMMs read it."""
         if quantizer is None:
@@ -202,7 +206,7 @@ class _Placed(NamedTuple):
 
 class _Saved(NamedTuple):
     """What backward reads. rows: of x, as fc1's GEMM read them. w1, w2: as the GEMMs read them. act: fc2's input; None
-    where it is computed again."""
+    where it is computed again. low_ranks: the Factors beside each GEMM, or None; z: what is between them."""
 
     inputs: Any
     placed: _Placed
@@ -211,11 +215,13 @@ class _Saved(NamedTuple):
     w2: Any
     hidden: Matrix
     act: Any
+    low_ranks: tuple
+    z: tuple
 
 
 def _check(inputs):
     """(columns of fc1's output, of fc2's input)."""
-    x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors
+    x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors[:_LOW_RANK]
     (tokens, hidden), count, ffn = x.shape, fc1.shape[0], fc2.shape[2]
     fc1_rows = FC1_WIDTHS["swiglu"] * ffn
     check_tensor("probs", probs, [tokens, count], paddle.float32)
@@ -238,25 +244,36 @@ def _check(inputs):
 
 
 def _forward(rt, inputs, settings):
-    x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias = inputs.tensors
+    x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias = inputs.tensors[:_LOW_RANK]
     (first, second), train = inputs.quantizers, inputs.train
     (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs), x.shape, fc1.shape[0]
     multiple = 1 if first is None else first.input.scaling.multiple
     sizes = experts.Sizes(tokens, count, experts.most_rows(tokens, count, settings.topk, multiple), multiple)
     placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x)
-    group, code = placed.group, placed.code
+    group, code, (low1, low2) = placed.group, placed.code, _low_ranks(inputs)
+    expert_low_rank.find_begins(rt, group, low1, low2)
     w1, w2 = (_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
     rows = placed.gathered(rt, x, first and first.input, train and not fc1.stop_gradient)
     group.forward(rt, rows, w1, hidden := placed.new(rt, fc1_rows))
+    z1 = low1 and expert_low_rank.add(rt, group, placed.in_16_bits(rt, rows, x), low1, hidden, code)
     expert_bias.add(rt, group.of_rows(hidden), fc1_bias, code)
     keeps = train and not fc2.stop_gradient and not settings.recompute
-    act = placed.operand(rt, placed.activated(rt, hidden), second and second.input, keeps)
+    activated = placed.activated(rt, hidden)
+    act = placed.operand(rt, activated, second and second.input, keeps)
     group.forward(rt, act, w2, y := placed.new(rt, hidden_size))
+    z2 = low2 and expert_low_rank.add(rt, group, activated, low2, y, code)
     expert_bias.add(rt, group.of_rows(y), fc2_bias, code, placed.places.prob_of)
     out = placed.combined(rt, y, rt.empty(x.shape, x.dtype), residual)
     if train:
         float8_experts.drop_data(rt, rows, act, w1, w2)
-    return out, _Saved(inputs, placed, rows, w1, w2, hidden, None if settings.recompute else act)
+    act = None if settings.recompute else act
+    return out, _Saved(inputs, placed, rows, w1, w2, hidden, act, (low1, low2), (z1, z2))
+
+
+def _low_ranks(inputs):
+    """(Factors beside fc1's weight, beside fc2's), each None without LoRA."""
+    fc1, fc2, (a1, b1, a2, b2) = *inputs.tensors[3:5], inputs.tensors[_LOW_RANK:]
+    return expert_low_rank.factors("fc1", a1, b1, fc1), expert_low_rank.factors("fc2", a2, b2, fc2)
 
 
 def _weight(rt, weight, quantizers, code, train):
@@ -267,14 +284,9 @@ def _weight(rt, weight, quantizers, code, train):
 
 
 def _backward(rt, saved, dy):
-    x, probs, _, fc1, fc2, residual, fc1_bias, fc2_bias = saved.inputs.tensors
-    placed, group, (first, second) = saved.placed, saved.placed.group, saved.inputs.quantizers
-    grad = placed.gathered(rt, dy, second and second.grad_output, not fc2.stop_gradient)
-    group.dgrad(rt, grad, saved.w2, dact := placed.new(rt, fc2.shape[2]))
-    act = saved.act
-    if act is None and not fc2.stop_gradient:
-        act = placed.operand(rt, placed.activated(rt, saved.hidden), second and second.input, True)
-    dw2 = group.wgrad(rt, act, grad, fc2, placed.code)
+    x, probs, _, fc1, _, residual, fc1_bias, fc2_bias = saved.inputs.tensors[:_LOW_RANK]
+    placed, group = saved.placed, saved.placed.group
+    dact, dw2, dlow2 = _through_fc2(rt, saved, dy)
     dhidden, dof_rows = placed.new(rt, fc1.shape[1]), rt.empty([placed.sizes.rows], paddle.float32)
     given = placed.of_rows(rt), dhidden.native, rt.view(dof_rows, (placed.sizes.rows,), FLOAT32)
     rt.te.scaled_dswiglu(dact.native, saved.hidden.native, *given, rt.stream)
@@ -283,13 +295,41 @@ def _backward(rt, saved, dy):
     expert_bias.add_to_probs(rt, of_dy, fc2_bias, dof_rows, placed.code)
     dfc1_bias = expert_bias.gradient(rt, group.of_rows(dhidden), fc1_bias, placed.code)
     dprobs = _dprobs(rt, placed, probs, dof_rows)
-    dhidden = placed.operand(rt, dhidden, first and first.grad_output, not fc1.stop_gradient)
-    dw1, dx = group.wgrad(rt, saved.rows, dhidden, fc1, placed.code), None
-    if not x.stop_gradient:
-        group.dgrad(rt, dhidden, saved.w1, drows := placed.new(rt, x.shape[1]))
-        dx = placed.combined(rt, drows, rt.empty(x.shape, x.dtype))
+    drows, dw1, dlow1 = _through_fc1(rt, saved, dhidden)
+    dx = None if drows is None else placed.combined(rt, drows, rt.empty(x.shape, x.dtype))
     dresidual = None if residual is None or residual.stop_gradient else dy
-    return dx, dprobs, None, dw1, dw2, dresidual, dfc1_bias, dfc2_bias
+    return dx, dprobs, None, dw1, dw2, dresidual, dfc1_bias, dfc2_bias, *dlow1, *dlow2
+
+
+def _through_fc2(rt, saved, dy):
+    """(the activation's gradient, fc2's weight's, Gradients of its factors)."""
+    fc2, placed, group, second = saved.inputs.tensors[4], saved.placed, saved.placed.group, saved.inputs.quantizers[1]
+    low_rank, dlow, activated = saved.low_ranks[1], expert_low_rank.Gradients(), None
+    grad = placed.gathered(rt, dy, second and second.grad_output, not fc2.stop_gradient)
+    group.dgrad(rt, grad, saved.w2, dact := placed.new(rt, fc2.shape[2]))
+    act = saved.act
+    if low_rank is not None and (second is not None or act is None) or act is None and not fc2.stop_gradient:
+        activated = placed.activated(rt, saved.hidden)
+    if act is None and not fc2.stop_gradient:
+        act = placed.operand(rt, activated, second and second.input, True)
+    if low_rank is not None:
+        operands = saved.z[1], act if activated is None else activated, low_rank, placed.in_16_bits(rt, grad, dy)
+        dlow = expert_low_rank.gradients(rt, group, *operands, dact, placed.code)
+    return dact, group.wgrad(rt, act, grad, fc2, placed.code), dlow
+
+
+def _through_fc1(rt, saved, dhidden):
+    """(the rows' gradient or None, fc1's weight's, Gradients of its factors)."""
+    (x, _, _, fc1, *_), placed, first = saved.inputs.tensors, saved.placed, saved.inputs.quantizers[0]
+    group, low_rank, dlow = placed.group, saved.low_ranks[0], expert_low_rank.Gradients()
+    grad, drows = placed.operand(rt, dhidden, first and first.grad_output, not fc1.stop_gradient), None
+    dw1 = group.wgrad(rt, saved.rows, grad, fc1, placed.code)
+    if not x.stop_gradient:
+        group.dgrad(rt, grad, saved.w1, drows := placed.new(rt, x.shape[1]))
+    if low_rank is not None:
+        operands = saved.z[0], placed.in_16_bits(rt, saved.rows, x), low_rank, dhidden
+        dlow = expert_low_rank.gradients(rt, group, *operands, drows, placed.code)
+    return drows, dw1, dlow
 
 
 def _dprobs(rt, placed, probs, dof_rows):
@@ -301,6 +341,7 @@ def _dprobs(rt, placed, probs, dof_rows):
     return dprobs
 
 
+_LOW_RANK = 8  # the tensors before the factors of LoRA
 _EXPERTS_MLP = Op(_forward, _backward, weights=(3, 4))
 
 
@@ -320,9 +361,11 @@ def experts_mlp(
     """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
     check_supported(activation)
     _check_fp8(quantizers[0])
+    fc1, fc2, fc1_bias, fc2_bias, *low_ranks = weights
+    factors = [tensor for low_rank in low_ranks for tensor in low_rank or (None, None)]
     return autograd.apply(
         _EXPERTS_MLP,
-        (x, probs, routing_map, weights.fc1_weight, weights.fc2_weight, residual, weights.fc1_bias, weights.fc2_bias),
+        (x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias, *factors),
         ExpertsSettings(topk, recompute_activation),
         quantizers=quantizers,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,

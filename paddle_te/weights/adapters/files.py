@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from paddle_te.weights.contents import (
     check_contents,
 )
 from paddle_te.weights.folder import dims_of, read_index
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Part, Place
+from paddle_te.weights.layout import EXPERT, SPLIT_AXIS, Dims, Part, Place
 from paddle_te.weights.tensors import Array, CheckpointError, Shape, TensorRef
 
 Tensors: TypeAlias = dict[str, tuple[TensorRef, ...]]  # {name: tensors of the ranks in order}
@@ -200,7 +200,7 @@ def _of_ranks(folder: Path, ranks: Sequence[int]) -> Tensors:
 
 
 def _parts(place: Place) -> list[Part]:
-    """Return the Parts of a module or a weight; LoRA is beside single experts only."""
+    """Return the Parts of a module or a weight, of one expert if of any."""
     return [Part(place.layer, place.expert, name) for name in place.slot.parts]
 
 
@@ -216,17 +216,37 @@ def _low_ranks(folder: Path, form: Form, settings: Settings, tensors: Tensors) -
         for factor, other in ("AB", "BA"):
             if factor not in names:
                 raise CheckpointError(f"{folder}: {names[other]!r} has no {factor} beside it")
-        low_rank = _low_rank(form, settings, place, *((names[f], tensors[names[f]]) for f in "AB"))
-        parts |= dict.fromkeys(_parts(place), low_rank)
+        a, b = ((names[f], tensors[names[f]]) for f in "AB")
+        for one, of_a, of_b in _of_experts(place, a, b) if place.slot.stacked else [(place, a, b)]:
+            parts |= dict.fromkeys(_parts(one), _low_rank(form, settings, one, of_a, of_b))
     return parts
+
+
+Named: TypeAlias = tuple[str, tuple[TensorRef, ...]]  # a tensor's name, and what the ranks have of it
+
+
+def _of_experts(place: Place, a: Named, b: Named) -> Iterator[tuple[Place, Named, Named]]:
+    """Yield the Place of each expert of a module that has the A and B of all, and its own A and B."""
+    base, _, module = place.slot.name.rpartition(".")
+    slot = replace(place.slot, name=f"{base}.{EXPERT}.{module}")
+    for name, refs in (a, b):
+        if len(refs) != 1 or len(refs[0].shape) != 3:
+            shapes = " and ".join(str(list(ref.shape)) for ref in refs)
+            raise CheckpointError(f"{refs[0].path}: {name!r} has shape {shapes}, which is not a matrix of each expert")
+    counts = [refs[0].shape[0] for _, refs in (a, b)]
+    if counts[0] != counts[1]:
+        raise CheckpointError(f"{a[1][0].path}: {a[0]!r} has {counts[0]} experts, {b[0]!r} {counts[1]}")
+    for expert in range(counts[0]):
+        own_a, own_b = ((name, (refs[0].item(expert),)) for name, refs in (a, b))
+        yield Place(place.layer, expert, slot), own_a, own_b
 
 
 def _low_rank(
     form: Form,
     settings: Settings,
     place: Place,
-    a: tuple[str, tuple[TensorRef, ...]],
-    b: tuple[str, tuple[TensorRef, ...]],
+    a: Named,
+    b: Named,
 ) -> LowRank:
     module = form.modules.full_name(place)
     for name, refs in (a, b):
@@ -238,7 +258,8 @@ def _low_rank(
     a_refs, b_refs = (_shares(refs, place, axis) for refs, axis in ((a_refs, 1), (b_refs, 0)))
     if embedding:  # its A and B are those of the transposed weight
         a_refs, b_refs = b_refs, a_refs
-    low_rank = LowRank(module, place, a_refs, b_refs, form.transposed or embedding, settings.scaling_of(module))
+    transposed = embedding or form.transposed and place.expert is None
+    low_rank = LowRank(module, place, a_refs, b_refs, transposed, settings.scaling_of(module))
     wanted, of_a = settings.rank_of(module), int(low_rank.transposed)
     found = {ref.shape[of_a] for ref in a_refs} | {ref.shape[1 - of_a] for ref in b_refs}
     if found != {wanted}:

@@ -2,6 +2,7 @@
 
 - "peft": Hugging Face's modules, A [r, in] and B [out, r]; the embedding's lie transposed under a name of their own.
 - "te": {q,k,v,o,gate,up,down}_proj in Transformer Engine's layer that has the fused weight, A [in, r], B [r, out].
+  Those of a layer's experts are one tensor each: A [experts, r, in], B [experts, out, r].
 - "pd": PaddleNLP's native modules, fused or not; as te's. A fused one has one A for all its parts.
 - "formers": PaddleFormers' modules, which are Hugging Face's; as te's.
 """
@@ -115,7 +116,8 @@ def form_for(layout: Layout) -> Form:
 def _form(kind: str, layout: Layout, title: str | None = None) -> Form:
     make = _te_modules if layout.kind == "te" else _modules
     outside = _modules(slot for slot in layout.model if slot.parts[0] in ("embed", "lm_head")) if kind == "peft" else ()
-    sparse = [slot for slot in layout.sparse if kind == "peft" or slot in layout.layer]  # others' experts have no LoRA
+    # native and PaddleFormers' experts have no LoRA
+    sparse = [slot for slot in layout.sparse if kind in ("peft", "te") or slot in layout.layer]
     inside, experts = (make(filter(_is_projection, slots)) for slots in (layout.layer, sparse))
     modules = replace(layout, layer=inside, model=outside, sparse=experts)
     return Form(kind, title or _TITLES[layout.kind], layout, modules)
@@ -130,4 +132,13 @@ def _modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:
 
 
 def _te_modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:
-    return tuple(Slot(f"{slot.name.rpartition('.')[0]}.{part}_proj", (part,)) for slot in slots for part in slot.parts)
+    return tuple(
+        Slot(f"{slot.name.rpartition('.')[0]}.{module_of(part)}", (part,), experts=slot.experts)
+        for slot in slots
+        for part in slot.parts
+    )
+
+
+def module_of(part: str) -> str:
+    """Return the name of what has A and B of a part, in Transformer Engine's layer that has its weight."""
+    return f"{part.removeprefix('shared_')}_proj"

@@ -20,8 +20,6 @@ def check_trainable(adapter: Adapter) -> None:
         why = f"it has {next(name for _, _, name in adapter.whole.values())!r} whole"
     elif any(part.layer is None for part in adapter.parts):
         why = "it is beside embedding or head, too"
-    elif any(part.expert is not None for part in adapter.parts):
-        why = "it is beside experts, too"
     elif len(ranks | {settings.rank}) > 1 or len(scalings | {settings.scaling}) > 1:
         why = f"its modules have ranks {sorted(ranks)} and scalings {sorted(scalings)}, and LoRA here one of each"
     if why:
@@ -34,9 +32,13 @@ def check_trainable(adapter: Adapter) -> None:
 def shares(adapter: Adapter, form: Form, dims: Dims, degree: int = 1, rank: int = 0) -> Iterator[tuple[str, Array]]:
     """Yield (name, array) of the A [in, r] and B [r, out] of a tensor parallel rank, in the names of a Form.
 
-    Raises CheckpointError where a fused module would need one A for parts that have an A each, or are not adapted.
+    Experts' are [experts, r, in] and [experts, out, r]. Raises CheckpointError where a fused module would need one A
+    for parts that have an A each, or are not adapted, and where only some experts of a layer are.
     """
     for name, place in all_parts(form, dims.spec):
+        if place.slot.stacked:
+            yield from _of_experts(adapter, name, place, dims)
+            continue
         first, *others = [adapter.parts.get(part) for part in dims.parts(place)]
         if not any((first, *others)):
             continue
@@ -48,6 +50,21 @@ def shares(adapter: Adapter, form: Form, dims: Dims, degree: int = 1, rank: int 
         a, b = _share(first, place, dims, degree, rank)
         yield f"{name}.lora_A", np.ascontiguousarray(a.T)
         yield f"{name}.lora_B", np.ascontiguousarray(b.T)
+
+
+def _of_experts(adapter: Adapter, name: str, place: Place, dims: Dims) -> Iterator[tuple[str, Array]]:
+    """Yield (name, array) of the A and B of all experts of a layer, if they have any."""
+    parts = dims.parts(place)
+    low_ranks = [adapter.parts[part] for part in parts if part in adapter.parts]
+    if not low_ranks:
+        return
+    if len(low_ranks) < len(parts):
+        raise CheckpointError(
+            f"{adapter.folder}: has A and B beside {len(low_ranks)} of the {len(parts)} experts that {name!r} is of, "
+            "and LoRA here is beside all: merge it into its model first: " + merge_command(adapter.folder)
+        )
+    yield f"{name}.lora_A", np.stack([low_rank.read_a() for low_rank in low_ranks])
+    yield f"{name}.lora_B", np.stack([low.read_b(part, dims) for low, part in zip(low_ranks, parts, strict=True)])
 
 
 def _share(low_rank: LowRank, place: Place, dims: Dims, degree: int, rank: int) -> tuple[Array, Array]:

@@ -1,0 +1,119 @@
+"""LoRA on a MoELayer: each expert has an A and a B of its own for gate, up and down, and so has the shared MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+import paddle
+from paddle import Tensor, nn
+
+from paddle_te.fp8 import GemmQuantizers
+from paddle_te.layers.lora import WithLoRA
+from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
+from paddle_te.ops.moe import ExpertWeights, GroupedLowRank
+
+
+class GroupedLowRanks(nn.Layer):
+    """Hold A and B of one part of all experts.
+
+    Parameters: lora_A [experts, r, in_features], lora_B [experts, out_features, r].
+    """
+
+    def __init__(self, experts: int, in_features: int, out_features: int, config: Any, dtype: Any) -> None:
+        super().__init__()
+        self.scaling = config.scaling
+        uniform = nn.initializer.Uniform(-(in_features**-0.5), in_features**-0.5)  # Kaiming's of a single A
+        make = lambda shape, init: self.create_parameter(shape, dtype=dtype, default_initializer=init)  # noqa: E731
+        self.lora_A = make([experts, config.r, in_features], uniform)
+        self.lora_B = make([experts, out_features, config.r], nn.initializer.Constant(0.0))
+
+    def delta(self) -> Tensor:
+        """Return what merging adds to the weights: float32 [experts, out_features, in_features]."""
+        return paddle.bmm(self.lora_B.astype("float32"), self.lora_A.astype("float32")) * self.scaling
+
+
+class LoRAGroupedMLP(WithLoRA, GroupedMLP):
+    """Compute GroupedMLP with LoRA on gate, if there is one, up and down."""
+
+    @classmethod
+    def enable(cls, layer: Any, parts: Mapping[str, Mapping[str, int]], names: Collection[str], config: Any) -> Self:
+        """Turn a GroupedMLP into one with LoRA, as WithLoRA.enable.
+
+        Raises ValueError for lora_dropout, and for experts that ranks divide.
+        """
+        if config.lora_dropout:
+            raise ValueError(
+                f"lora_dropout={config.lora_dropout}: experts have no dropout before A; set it to 0, or leave the "
+                "experts out of target_modules"
+            )
+        if layer.ep is not None:
+            raise ValueError(
+                "LoRA: adapters of experts that ranks divide cannot be saved yet; leave expert_parallel_degree and "
+                "tensor_parallel_degree at 1, or the experts out of target_modules"
+            )
+        layer.parts = parts
+        for weight_name, rows in parts.items():
+            experts, _, in_features = getattr(layer, weight_name).shape
+            for part in filter(lambda part: part in names, rows):
+                sizes = experts, in_features, rows[part]
+                layer.add_sublayer(part, GroupedLowRanks(*sizes, config, layer.params_dtype))
+        layer.__class__ = cls
+        return layer
+
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """Return {name of a part: its GroupedLowRanks}."""
+        return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, GroupedLowRanks)}
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """Return the ExpertWeights, with LoRA unless it is merged or disabled."""
+        weights = super().weights
+        if self.plain():
+            return weights
+        first, second = (self._grouped_low_rank(name) for name in self.GEMM_WEIGHTS)
+        return weights._replace(fc1_low_rank=first, fc2_low_rank=second)
+
+    def _grouped_low_rank(self, weight: str) -> GroupedLowRank | None:
+        """Return what LoRA adds beside a weight: the parts' A stacked, and their B times scaling in blocks."""
+        layers = [self._sub_layers.get(part) for part in self.parts[weight]]
+        there = [layer for layer in layers if layer is not None]
+        if not there:
+            return None
+        (experts, r, _), dtype = there[0].lora_A.shape, there[0].lora_A.dtype
+        in_float32 = lambda tensor: tensor.astype("float32")  # noqa: E731, on a CPU Paddle joins no others
+        blocks = []
+        for rows, layer in zip(self.parts[weight].values(), layers, strict=True):
+            zeros = paddle.zeros([experts, rows, r])
+            own = zeros if layer is None else in_float32(layer.lora_B) * layer.scaling
+            blocks.append(paddle.concat([own if other is layer else zeros for other in there], 2))
+        a = paddle.concat([in_float32(layer.lora_A) for layer in there], 1)
+        return GroupedLowRank(a.astype(dtype), paddle.concat(blocks, 1).astype(dtype))
+
+    def split_mapping(self) -> list[tuple[str, bool]]:
+        """Return []: experts are whole on the rank that has them."""
+        return []
+
+    @paddle.no_grad()
+    def with_products(self, name: str, weight: Tensor, sign: int = 1) -> Tensor:
+        """Return the weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
+        experts, _, in_features = weight.shape
+        deltas = [
+            self.adapters[part].delta() if part in self.adapters else paddle.zeros([experts, rows, in_features])
+            for part, rows in self.parts[name].items()
+        ]
+        return (weight.astype("float32") + sign * paddle.concat(deltas, 1)).astype(weight.dtype)
+
+
+class LoRASharedExpertMLP(WithLoRA, SharedExpertMLP):
+    """Compute SharedExpertMLP with LoRA on gate, if there is one, up and down."""
+
+    PARALLEL_MODES = {"fc1_weight": "column", "fc2_weight": "row"}
+
+    def _linear(
+        self, x: Tensor, name: str, quantizers: GemmQuantizers | None, residual: Tensor | None = None
+    ) -> Tensor:
+        if self.plain():
+            return super()._linear(x, name, quantizers, residual)
+        return self.gemm(x, f"{name}_weight", self._parameters.get(f"{name}_bias"), quantizers, residual)
