@@ -5,11 +5,13 @@ import paddle
 from paddle_te.configs.families import (
     FAMILIES,
     GEMMA2,
+    GEMMA3,
     GLM4,
     GPT,
     MISTRAL,
     MIXTRAL,
     OLMOE,
+    PHI3,
     QWEN2,
     QWEN2_MOE,
     QWEN3_MOE,
@@ -22,8 +24,8 @@ from tests.sizes import GPTS, TINY
 
 TE, PD = "transformer_engine", "paddle"
 VOCABULARY = TINY["vocab_size"]
-# Families that te computes: its attention has no soft cap.
-TE_FAMILIES = tuple(name for name in FAMILIES if name != GEMMA2.model_type)
+# Families that te computes; Gemma 2 without the soft cap of its scores, see OWN.
+TE_FAMILIES = tuple(FAMILIES)
 # Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
 # token's output makes a step.
 MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE))
@@ -32,6 +34,14 @@ OWN = {
     QWEN2.model_type: dict(tie_word_embeddings=True),
     MISTRAL.model_type: dict(sliding_window=20),
     GLM4.model_type: dict(attention_bias=False),
+    PHI3.model_type: dict(
+        partial_rotary_factor=0.5,
+        original_max_position_embeddings=32,
+        rope_scaling=dict(rope_type="longrope", short_factor=[1.0] * 8, long_factor=[1.0 + i for i in range(8)]),
+    ),
+    # heads of 256, one layer with a window and one without; te has no soft cap of the scores
+    GEMMA2.model_type: dict(head_dim=64, sliding_window=20, attn_logit_softcapping=None, final_logit_softcapping=5.0),
+    GEMMA3.model_type: dict(sliding_window=20, sliding_window_pattern=2),
     GPT.model_type: GPTS,
 }
 

@@ -88,8 +88,18 @@ def resolve(name_or_path: str) -> Path:
     meant = " or ".join(_like(name_or_path))
     raise ValueError(
         f"{name_or_path!r} is {problem}{f' (perhaps {meant}?)' if meant else ''}; give a folder with config.json, "
-        f"PaddleNLP's or Hugging Face's, or one of: {', '.join(known_names())}"
+        f"PaddleNLP's or Hugging Face's, or one of: {_listed(known_names())}"
     )
+
+
+def _listed(names: list[str]) -> str:
+    """Return names in one line, of which those that differ from the one before in their end are written as "-72B"."""
+    shown, before = list[str](), ""
+    for name in names:
+        stem, _, end = name.rpartition("-")
+        shown.append(f"-{end}" if stem and stem == before else name)
+        before = stem
+    return ", ".join(shown)
 
 
 def _like(name: str) -> list[str]:

@@ -1,4 +1,10 @@
-"""Where our kernels stand in for TE's functions, whose bits they have. Tests and benchmarks replace these functions."""
+"""Where our kernels stand in for TE's functions, whose bits they have. Tests and benchmarks replace these functions.
+
+What none of them takes goes the slower way of TE's functions, and computes the same: geglu and its cast (Gemma),
+RMSNorm of a width that `rmsnorm.takes` does not list (Gemma 3, Phi-4-mini), and norms behind a layer's halves, which
+are passes of their own. Norms of q and k with the rotation (`native.qk_norm`) have no such way: they take heads of up
+to 512 numbers, with 1 + weight or without, and refuse others.
+"""
 
 from __future__ import annotations
 
