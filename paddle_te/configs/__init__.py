@@ -93,12 +93,13 @@ def resolve(name_or_path: str) -> Path:
 
 
 def _listed(names: list[str]) -> str:
-    """Return names in one line, of which those that differ from the one before in their end are written as "-72B"."""
-    shown, before = list[str](), ""
+    """Return names in a line, without the organisation of the one before, and as "-72B" where only the end differs."""
+    shown, before, whose = list[str](), "", ""
     for name in names:
+        organisation, slash, model = name.rpartition("/")
         stem, _, end = name.rpartition("-")
-        shown.append(f"-{end}" if stem and stem == before else name)
-        before = stem
+        shown.append(f"-{end}" if stem and stem == before else model if slash and organisation == whose else name)
+        before, whose = stem, organisation
     return ", ".join(shown)
 
 
