@@ -7,6 +7,7 @@ import pytest
 from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.native import BackendUnavailable
 from paddle_te.ops.moe import Routing, get_moe_ops
+from tests import moe_lora_cases
 from tests.moe_te_cases import CONFIGS, RECIPES, check, check_fp8, draw, relative, run
 
 
@@ -28,6 +29,20 @@ def test_layers(gpu, poisoned, kind, empty):
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2", "deepseek", "bias", "capacity", "recompute_act", "recompute"])
 def test_layers_in_fp8(gpu, poisoned, kind, recipe):
     check_fp8(kind, recipe, kind == "mixtral", gpu)
+
+
+@pytest.mark.parametrize("recipe", moe_lora_cases.BOUNDS)
+@pytest.mark.parametrize("case", moe_lora_cases.CASES)
+def test_lora(gpu, poisoned, case, recipe):
+    if case == "shared" and recipe == "block":
+        pytest.skip("the shared expert's 48 columns are no block")
+    found = {}
+    for backend, dtype, device in (("paddle", "float32", "cpu"), ("transformer_engine", "bfloat16", gpu)):
+        paddle.set_device(device)
+        layer = moe_lora_cases.make(backend, dtype, moe_lora_cases.SEED, case, recipe)
+        found[backend] = moe_lora_cases.step(layer, moe_lora_cases.SEED, recipe)
+    errors = {name: relative(found["transformer_engine"][name], value) for name, value in found["paddle"].items()}
+    assert max(errors.values()) < moe_lora_cases.BOUNDS[recipe], errors
 
 
 ROUTINGS = [
