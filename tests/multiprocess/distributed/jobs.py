@@ -130,6 +130,31 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     return read(folder, [flags["name"] for flags in variants], processes)
 
 
+def references(folder, layouts, initial_weights, environment):
+    """{variant: Run} of one process: of all that `layouts`, as `check_layout` takes one, are compared with."""
+    names = {reference for _, _, variants, _ in layouts.values() for reference, _ in variants.values()}
+    made = variants(sorted(names), initial_weights, folder)
+    return launch(folder, 1, {}, made, "nvgpu", environment | dict(EMULATED_TE="1"))
+
+
+def check_layout(layout, folder, initial_weights, whole, environment):
+    """Trains in a layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume).
+
+    Fleet has the same group of ranks for SEP and for ring attention, so that variants with "ring" in their name run in
+    the same processes. whole: `references`.
+    """
+    processes, flags, expected, resumed = layout
+    made = variants([*expected], initial_weights, folder, resumed)
+    for each in made:
+        if "ring" in each["name"]:
+            each |= {SEP: 1, CP: flags[SEP]}
+    runs = launch(folder, processes, flags, made, "nvgpu", environment | dict(EMULATED_TE="1"))
+    for name, (reference, tolerances) in expected.items():
+        check_same(runs[name], whole[reference], *tolerances)
+    for name in resumed:
+        check_resumed(runs, name)
+
+
 def read(folder, names, processes):
     """{variant: Run} of those that have finished."""
     runs = {}

@@ -10,8 +10,7 @@ from tests.multiprocess.distributed import jobs
 # heads and key heads that two ranks of tensor parallelism and two that share sequences divide
 SIZES = dict(hidden_size=128, num_attention_heads=8, num_key_value_heads=4)
 EXACT, BF16, FP8 = (1e-5, 1e-5), (5e-3, 2e-2), (4e-3, 1e-1)
-# {layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume)}. Fleet has the same group of
-# ranks for ring attention, so that variants with "ring" in their name run in the same processes.
+# {layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume)}
 LAYOUTS = {
     "sep2": (
         *jobs.LAYOUTS["sep2"],
@@ -60,23 +59,9 @@ def initial_weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory, initial_weights, warm_host):
-    """{variant: Run} of one process."""
-    folder = tmp_path_factory.mktemp("reference")
-    names = {reference for _, _, variants, _ in LAYOUTS.values() for reference, _ in variants.values()}
-    variants = jobs.variants(sorted(names), initial_weights, folder)
-    return jobs.launch(folder, 1, {}, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
+    return jobs.references(tmp_path_factory.mktemp("reference"), LAYOUTS, initial_weights, warm_host)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout(layout, tmp_path, references, initial_weights, warm_host):
-    processes, flags, expected, resumed = LAYOUTS[layout]
-    environment = warm_host | dict(EMULATED_TE="1")
-    variants = jobs.variants([*expected], initial_weights, tmp_path, resumed)
-    for variant in variants:
-        if "ring" in variant["name"]:
-            variant |= {jobs.SEP: 1, jobs.CP: flags[jobs.SEP]}
-    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
-    for name, (reference, tolerances) in expected.items():
-        jobs.check_same(runs[name], references[reference], *tolerances)
-    for name in resumed:
-        jobs.check_resumed(runs, name)
+    jobs.check_layout(LAYOUTS[layout], tmp_path, initial_weights, references, warm_host)

@@ -1,5 +1,5 @@
-"""Qwen2, with biases, and Mistral, with a sliding window, in sharding stages 2 and 3 and in pipelines with virtual
-stages: against one process. Further layouts of theirs are in test_tied_embeddings.py and tests/unit.
+"""Qwen2, with biases, and Mistral, with a sliding window, over ranks that share each GEMM and the states: against one
+process. Further layouts of Qwen2 are in test_tied_embeddings.py.
 
 What divides a model does not know its family, so few runs serve for both: a launch trains the variants of both.
 """
@@ -8,19 +8,13 @@ import pytest
 
 from tests.multiprocess.distributed import jobs
 
-SHARDING = {jobs.SHARDING: 2}
-LAYOUTS = {
-    "tp2_sharding2": (4, SHARDING | {"sharding": "stage2", jobs.TP: 2}),
-    "sharding3": jobs.LAYOUTS["sharding3"],
-    "pp3_vp2": jobs.LAYOUTS["pp3_vp2"],
-}
+PROCESSES, FLAGS = 4, {jobs.SHARDING: 2, "sharding": "stage2", jobs.TP: 2}
 FAMILIES = {
     "qwen2": dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
     "mistral": dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=9, layers=2),
 }
 # PaddleNLP's own Mistral has no window. Qwen2's loss in chunks in fp8 is in test_tied_embeddings.py.
 BACKENDS = {"qwen2": ["none", "pd", "te_bf16"], "mistral": ["pd", "te_bf16", "te_fp8_fused"]}
-FP8_FUSED_IN = "tp2_sharding2"
 
 
 def variants(initial_weights, families, backends):
@@ -48,18 +42,14 @@ def test_none_and_pd_agree(reference):
     assert jobs.loss_difference(reference["pd of qwen2"], reference["none of qwen2"]) < 1e-5
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout(layout, tmp_path, initial_weights, reference, warm_host):
-    processes, flags = LAYOUTS[layout]
-    families = ["qwen2"] if jobs.PP in flags else FAMILIES  # PaddleNLP has no pipeline for Mistral
+def test_over_ranks(tmp_path, initial_weights, reference, warm_host):
     environment = warm_host | dict(EMULATED_TE="1")
-    backends = ["none", "pd", "te_bf16"] + (["te_fp8_fused"] if layout == FP8_FUSED_IN else [])
-    runs = jobs.launch(tmp_path, processes, flags, variants(initial_weights, families, backends), "nvgpu", environment)
-    for family in families:
+    made = variants(initial_weights, FAMILIES, ("none", "pd", "te_bf16", "te_fp8_fused"))
+    runs = jobs.launch(tmp_path, PROCESSES, FLAGS, made, "nvgpu", environment)
+    for family in FAMILIES:
         pd = f"pd of {family}"
         jobs.check_same(runs[pd], reference[pd], 1e-5, 1e-5)
         assert jobs.loss_difference(runs[f"te_bf16 of {family}"], reference[pd]) < 5e-3
-        jobs.check_sizes(flags, runs[pd].sizes, reference[pd].sizes[0])
+        jobs.check_sizes(FLAGS, runs[pd].sizes, reference[pd].sizes[0])
     jobs.check_same(runs["none of qwen2"], reference["none of qwen2"], 1e-5, 1e-5)
-    if layout == FP8_FUSED_IN:
-        assert jobs.loss_difference(runs["te_fp8_fused of mistral"], reference["pd of mistral"]) < 1e-2
+    assert jobs.loss_difference(runs["te_fp8_fused of mistral"], reference["pd of mistral"]) < 1e-2

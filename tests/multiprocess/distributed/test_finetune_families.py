@@ -24,7 +24,6 @@ RECOMPUTED = dict(recompute="true", recompute_granularity="full")
 # What is learned, as pd does it, and as te does
 TE = {
     "whole-bf16": (PACKED, HALF),
-    "whole-fp8": (PACKED, FP8 | RECOMPUTED),
     "lora-bf16": (LORA, HALF | RECOMPUTED),
     "lora-fp8": (LORA | PACKED, IN_FP8_ONLY),
 }

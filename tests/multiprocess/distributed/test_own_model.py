@@ -26,7 +26,6 @@ LAYOUTS = {
         {"pd_packed": ("pd_packed", EXACT), "pd_ring_core_attn": ("pd", EXACT), "te_bf16_full": ("te_bf16", BF16)},
         ["pd_packed"],
     ),
-    "sharding3": (*jobs.LAYOUTS["sharding3"], {"pd": ("pd", EXACT)}, ["pd"]),
 }
 
 
@@ -46,25 +45,12 @@ def initial_weights(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory, initial_weights, warm_host):
-    """{variant: Run} of one process."""
-    folder = tmp_path_factory.mktemp("reference")
-    names = {reference for _, _, variants, _ in LAYOUTS.values() for reference, _ in variants.values()}
-    variants = jobs.variants(sorted(names), initial_weights, folder)
-    return jobs.launch(folder, 1, {}, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
+    return jobs.references(tmp_path_factory.mktemp("reference"), LAYOUTS, initial_weights, warm_host)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout(layout, tmp_path, references, initial_weights, warm_host):
-    processes, flags, expected, resumed = LAYOUTS[layout]
-    variants = jobs.variants([*expected], initial_weights, tmp_path, resumed)
-    for variant in variants:
-        if "ring" in variant["name"]:
-            variant |= {jobs.SEP: 1, jobs.CP: flags[jobs.SEP]}
-    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
-    for name, (reference, tolerances) in expected.items():
-        jobs.check_same(runs[name], references[reference], *tolerances)
-    for name in resumed:
-        jobs.check_resumed(runs, name)
+    jobs.check_layout(LAYOUTS[layout], tmp_path, initial_weights, references, warm_host)
 
 
 def test_further_families(tmp_path, warm_host):
