@@ -14,7 +14,6 @@ from typing import Any
 
 from paddle_te import configs
 from paddle_te.configs.reading import remarks
-from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.launch.machines import LaunchError, count_gpus
@@ -117,6 +116,8 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
 
 def check_tokenizer_folder(folder: Path) -> None:
     """Raises LaunchError for files that training would refuse. A class that only a host has is left to it."""
+    from paddle_te.data.tokenizer import TokenizerError, read_tokenizer  # here, as it imports tokenizers
+
     try:
         read_tokenizer(folder)
     except TokenizerError as error:

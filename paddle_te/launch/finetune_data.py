@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
-from paddle_te.data.tokenizer import read_tokenizer
 from paddle_te.job import words
 from paddle_te.launch.machines import LaunchError
 
@@ -22,6 +21,7 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
     """
     from paddle_te.data import samples  # here, as it imports NumPy
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
+    from paddle_te.data.tokenizer import read_tokenizer  # and tokenizers
 
     try:
         told: dict[str, Any] = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
