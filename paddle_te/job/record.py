@@ -43,9 +43,8 @@ class Job(
     script: PRETRAIN or FINETUNE. host: the library of the model and its Trainer. world: processes, one a device. model:
     what config.json says; None where nobody has read it, and then no rule asks. elsewhere: the run is for another
     machine, so that what is installed here says nothing. A flag that has no default has one here that says nothing, and
-    a degree that is not given is 1. positions_elsewhere,
-    loads_flex: of a recipe of PaddleFormers, whether its configuration has angles that are not rope_theta's only, and
-    whether checkpoints are in its default format.
+    a degree that is not given is 1. positions_elsewhere, loads_flex: of a recipe of PaddleFormers, whether its
+    configuration scales the angles or has their base elsewhere, and whether checkpoints are in its default format.
     """
 
     script: str = PRETRAIN

@@ -1092,7 +1092,7 @@ def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:
 
 
 def _positions_elsewhere(job: Job) -> bool:
-    """Whether PaddleFormers' own layers, which read rope_theta only, need more to rotate."""
+    """Whether PaddleFormers' own layers, which read the angles' base only, need more to rotate."""
     rotation = job.model and job.model.layer.attention.rotation
     return job.positions_elsewhere or bool(rotation and rotation.scaling)
 

@@ -12,30 +12,17 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.host import HOSTS
 from paddle_te.job.record import FINETUNE, FLAGS, PRETRAIN, Job
 from paddle_te.options.option import FLAG, Option, options_of
-from paddle_te.options.scripts import (
-    FinetuneData,
-    FinetuneModel,
-    Kernels,
-    Layers,
-    Memory,
-    Optimizer,
-    Parallelism,
-    Precision,
-    PretrainData,
-    PretrainModel,
-    Run,
-    Schedule,
-)
+from paddle_te.options.scripts import FinetuneData, FinetuneModel, PretrainData, PretrainModel
 
-_SECTIONS = (Layers, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
-_OF = {PRETRAIN: (Schedule, PretrainModel, PretrainData), FINETUNE: (Schedule, FinetuneModel, FinetuneData)}
+# Sections that a script does not have
+_WITHOUT = {PRETRAIN: (FinetuneModel, FinetuneData), FINETUNE: (PretrainModel, PretrainData)}
 
 
 @cache
 def options(script: str | None = None) -> dict[str, Option]:
     """The options of a script, or of both, by name."""
-    own = _OF[script] if script else (*_OF[PRETRAIN], *_OF[FINETUNE])
-    return {option.name: option for option in options_of(*_SECTIONS, *own)}
+    without = _WITHOUT[script] if script else ()
+    return {option.name: option for option in options_of(*(each for each in Job.__bases__ if each not in without))}
 
 
 def read(

@@ -81,3 +81,10 @@ def decoder_config(config: HostConfig) -> SimpleNamespace:
     length = getattr(config, "max_sequence_length", None)  # a recipe says it, a configuration file does not
     # the layers of PaddleFormers read θ there as well; its config.rope_theta may have another value
     return SimpleNamespace(**theirs, seq_length=length, rope_theta=config.rope_parameters["rope_theta"])
+
+
+def has_positions_elsewhere(config: HostConfig) -> bool:
+    """Return whether a Llama's angles follow from more than config.rope_theta, all that the host's pipelines read."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaled = rope.get("rope_type", "default") != "default" or rope.get("rope_theta") != config.rope_theta
+    return config.model_type == "llama" and scaled

@@ -14,8 +14,8 @@ from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
-from paddle_te.host import HostConfig
 from paddle_te.hosts.paddleformers import corpora, launched
+from paddle_te.hosts.paddleformers.configuration import has_positions_elsewhere
 from paddle_te.hosts.paddleformers.criterion import mean_of_counted
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
@@ -60,7 +60,7 @@ def check_recipe(recipe: Mapping[str, Any], world: int = 1) -> None:
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
     read_config(recipe["model_name_or_path"])
-    elsewhere = _has_positions_elsewhere(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
+    elsewhere = has_positions_elsewhere(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
     check(job_of_recipe(recipe, world, positions_elsewhere=elsewhere), RECIPE)
     if layers.transformer_engine_backend != "none":
         for name, (values, remedy) in _ONLY.items():
@@ -76,13 +76,6 @@ def check_training(recipe: Mapping[str, Any]) -> None:
     """Raise ValueError as `check_recipe` with as many processes as were started, and for a damaged corpus."""
     check_recipe(recipe, dist.get_world_size())
     corpora.check_corpora(recipe)
-
-
-def _has_positions_elsewhere(config: HostConfig) -> bool:
-    """Return whether a Llama's angles are others than those of config.rope_theta."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    scaled = rope.get("rope_type", "default") != "default" or rope.get("rope_theta") != config.rope_theta
-    return config.model_type == "llama" and scaled
 
 
 def train(recipe: Mapping[str, Any]) -> None:
