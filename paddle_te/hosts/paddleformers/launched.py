@@ -84,7 +84,7 @@ def _trainer(trainer_class: Callable[..., HostTrainer], least: float | None) -> 
         show_signs_of_life()
         early.append(ExitSignalCallback())
 
-    def make(*, args: HostArguments, model: HostModel, callbacks: Sequence[Any], **kwargs: Any) -> HostTrainer:
+    def make(*, args: HostArguments, model: HostModel, callbacks: list[Any], **kwargs: Any) -> HostTrainer:
         schedule = {} if least is None else {"optimizers": (None, annealing(_SCHEDULES, args, least))}
         ours = [*early, *run_callbacks(model, args)] if early else []
         return trainer_class(args=args, model=model, callbacks=[*callbacks, *ours], **schedule, **kwargs)
@@ -115,7 +115,7 @@ def _padded(multiple: int) -> Callable[..., Any]:
     """Return PaddleFormers' function that makes batches, which are as long as their longest sample, rounded up."""
     theirs = workflow.collate_fn
 
-    def collate(batch: Sequence[Any], *args: Any, max_seq_len: int | None, **kwargs: Any) -> Any:
+    def collate(batch: list[Any], *args: Any, max_seq_len: int | None, **kwargs: Any) -> Any:
         longest = max(sum(len(sample.token_ids) for sample in samples) for samples in batch)
         return theirs(batch, *args, max_seq_len=max_seq_len or -(-longest // multiple) * multiple, **kwargs)
 
@@ -133,7 +133,7 @@ def _indexed(apart: bool, anew: bool | None) -> Callable[..., tuple[Any, ...]]:
     def create(training_args: HostArguments, data_args: HostArguments, model_args: HostArguments) -> tuple[Any, ...]:
         *datasets, collate = theirs(training_args, data_args, model_args)
 
-        def ours(samples: Sequence[Any]) -> dict[str, Any]:
+        def ours(samples: list[Any]) -> dict[str, Any]:
             batch = collate(samples)
             whole = _as_one(batch)
             return (
@@ -161,7 +161,7 @@ def _random_tokens(
     count = samples * training_args.dataset_world_size * training_args.max_steps
     train = _RandomTokens(count, data_args.max_seq_len, vocabulary, [training_args.seed, 0])
 
-    def collate(samples: Sequence[Any]) -> dict[str, Any]:
+    def collate(samples: list[Any]) -> dict[str, Any]:
         tokens = np.stack([sample["text"] for sample in samples])
         batch = {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
         return batch | _as_one(batch)
