@@ -5,11 +5,14 @@ A family's classes are made of its row in `configs.families` and its record in `
 over as those of PaddleNLP's own models.
 """
 
+from __future__ import annotations
+
 from dataclasses import MISSING, fields
 from functools import cache
+from typing import Any
 
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc, VocabParallelEmbedding
 from paddle.distributed.fleet.utils.sequence_parallel_utils import ScatterOp
@@ -17,27 +20,30 @@ from paddlenlp.transformers import PretrainedConfig, PretrainedModel
 from paddlenlp.transformers.llama import modeling, modeling_pp
 from paddlenlp.transformers.model_utils import PipelinePretrainedModel
 
+from paddle_te.configs.families import Family
 from paddle_te.configs.schema import SAME, SCHEMAS, TRANSFORMERS, keys_of
 from paddle_te.configs.spec import spec_of
+from paddle_te.host import HostClass, HostConfig
 from paddle_te.hosts.paddlenlp.decoder import TEDecoderLayer, TEDecoderLayerPipe
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLMPipe
 from paddle_te.hosts.paddlenlp.own_forward import OwnForwardForCausalLM
-from paddle_te.hosts.paddlenlp.tensor_parallel import vocabulary_mappings
+from paddle_te.hosts.paddlenlp.tensor_parallel import Action, vocabulary_mappings
 
 
 class OwnConfig(PretrainedConfig):
     """A configuration in PaddleNLP's words, whose defaults are those of the family's record."""
 
-    defaults = {}
+    defaults: dict[str, object] = {}
 
-    def __init__(self, **said):
+    def __init__(self, **said: Any) -> None:
         super().__init__(**self.defaults | said)
 
 
 @cache
-def config_class(family):
-    """The class for the configurations of a Family."""
-    record, defaults = SCHEMAS[family.model_type], {}
+def config_class(family: Family) -> Any:
+    """Return the class for the configurations of a Family."""
+    record = SCHEMAS[family.model_type]
+    defaults: dict[str, object] = {}
     for entry in fields(record):
         key = keys_of(record)[entry.name]
         if key.written_by != TRANSFORMERS and entry.name not in ("model_type", "architectures", "dtype"):
@@ -47,22 +53,22 @@ def config_class(family):
 
 
 @cache
-def model_class(family, pipeline=False):
-    """The class for the models of a Family with our layers, plain or pipeline."""
+def model_class(family: Family, pipeline: bool = False) -> Any:
+    """Return the class for the models of a Family with our layers, plain or pipeline."""
     config = config_class(family)
     if pipeline:  # which PaddleNLP loads right only without a base_model_prefix
         return _of_family(family, "ForCausalLMPipe", _ForCausalLMPipe, config_class=config)
     return _of_family(family, "ForCausalLM", _ForCausalLM, config_class=config, base_model_prefix=family.model_type)
 
 
-def _of_family(family, kind, base, **attributes):
-    """The subclass for a Family; PaddleNLP writes its name into config.json."""
+def _of_family(family: Family, kind: str, base: type, **attributes: Any) -> type:
+    """Return the subclass for a Family; PaddleNLP writes its name into config.json."""
     return type(
         f"{family.title}{kind}", (base,), {"model_type": family.model_type, "__doc__": base.__doc__} | attributes
     )
 
 
-def _embedding(config):
+def _embedding(config: HostConfig) -> Any:
     split = config.tensor_parallel_degree > 1 and config.vocab_size % config.tensor_parallel_degree == 0
     embedding = (VocabParallelEmbedding if split else nn.Embedding)(config.vocab_size, config.hidden_size)
     scale = spec_of(config).embedding_scale
@@ -72,12 +78,12 @@ def _embedding(config):
 
 
 @cache
-def _rounded(number, dtype):
-    """A number as the weights' type has it, by which transformers multiplies."""
-    return paddle.to_tensor(number, dtype, place=paddle.CPUPlace()).astype("float32").item()
+def _rounded(number: float, dtype: Any) -> float:
+    """Return a number as the weights' type has it, by which transformers multiplies."""
+    return float(paddle.to_tensor(number, dtype, place=paddle.CPUPlace()).astype("float32"))
 
 
-class _OwnModel:
+class _OwnModel(HostClass):
     """What the models here share with PaddleNLP's Llama, and do not with its layers."""
 
     _tied_weights_keys = ["lm_head.weight"]
@@ -86,14 +92,14 @@ class _OwnModel:
     _get_hardware_flops = modeling.LlamaPretrainedModel._get_hardware_flops
 
     @classmethod
-    def _get_tensor_parallel_mappings(cls, config, is_split=True):
+    def _get_tensor_parallel_mappings(cls, config: HostConfig, is_split: bool = True) -> dict[str, Action]:
         return vocabulary_mappings(config, is_split)
 
 
 class _Decoder(nn.Layer):
     """Embedding, layers and last norm; `own_forward.OwnForward` goes through them."""
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = _embedding(config)
@@ -110,7 +116,7 @@ class _Whole(_OwnModel, PretrainedModel):
     get_input_embeddings = modeling.LlamaForCausalLM.get_input_embeddings
     get_output_embeddings = modeling.LlamaForCausalLM.get_output_embeddings
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         super().__init__(config)
         decoder = _Decoder(config)
         setattr(self, self.base_model_prefix, decoder)
@@ -127,8 +133,10 @@ class _ForCausalLM(OwnForwardForCausalLM, _Whole):
 
     parts_module, parts_title = modeling, "Llama"
 
-    def prepare_inputs_for_generation(self, input_ids, use_cache=False, past_key_values=None, **others):
-        """As PaddleNLP's Llama; where longrope's angles change with the token that comes, all keys are made again."""
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, use_cache: bool = False, past_key_values: Any = None, **others: Any
+    ) -> Any:
+        """Do what PaddleNLP's Llama does; make all keys again where longrope's angles change with the next token."""
         rope = self.llama.layers[0].rope
         if past_key_values and rope.switches_at is not None and input_ids.shape[1] == rope.switches_at + 1:
             past_key_values = None
@@ -140,14 +148,17 @@ class _EmbeddingPipe(nn.Layer):
 
     embedding_weight = property(lambda self: self.embed_tokens.weight)
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = _embedding(config)
 
-    def forward(self, args):
-        """input_ids [b, s], or a tuple of them with what the layers get: a mask [b, s], where packed documents end, and
-        position_ids, each of which may be None -> what the first layer gets."""
+    def forward(self, args: Any) -> Any:
+        """Return what the first layer gets.
+
+        args: input_ids [b, s], or a tuple of them with what the layers get: a mask [b, s], where packed documents end,
+        and position_ids, each of which may be None.
+        """
         input_ids, mask, *others = args if isinstance(args, tuple) else (args, None)
         hidden = self.embed_tokens(input_ids)
         if mask is not None:
@@ -161,9 +172,11 @@ class _EmbeddingPipe(nn.Layer):
 class _Stages(_OwnModel, PipelinePretrainedModel, PipelineLayer):
     """The layers of a pipeline, which Paddle divides over its stages."""
 
-    _prepare_pipeline_inputs_func = classmethod(modeling_pp.LlamaForCausalLMPipe._prepare_pipeline_inputs_func.__func__)
+    _prepare_pipeline_inputs_func: Any = classmethod(
+        modeling_pp.LlamaForCausalLMPipe._prepare_pipeline_inputs_func.__func__
+    )
 
-    def __init__(self, config):
+    def __init__(self, config: HostConfig) -> None:
         self.config = config
         ranks = fleet.get_hybrid_communicate_group()
         config.tensor_parallel_degree = max(ranks.get_model_parallel_world_size(), 1)
@@ -179,8 +192,8 @@ class _Stages(_OwnModel, PipelinePretrainedModel, PipelineLayer):
             num_virtual_pipeline_stages=config.virtual_pp_degree,
         )
 
-    def _describe(self, config):
-        """Names each layer as the whole model does."""
+    def _describe(self, config: HostConfig) -> None:
+        """Name each layer as the whole model does."""
         prefix, kept = self.model_type, config.no_recompute_layers or ()
         self.add_sequential_layer(self._of_the_vocabulary(_EmbeddingPipe), prefix)
         for number in range(config.num_hidden_layers):
@@ -190,8 +203,8 @@ class _Stages(_OwnModel, PipelinePretrainedModel, PipelineLayer):
         head = dict(transpose_y=True) if config.tie_word_embeddings else {}
         self.add_sequential_layer(self._of_the_vocabulary(modeling_pp.LlamaLMHeadPipe, **head), "lm_head")
 
-    def _of_the_vocabulary(self, layer, **arguments):
-        """Embedding or head, which share a weight where the head is tied."""
+    def _of_the_vocabulary(self, layer: type, **arguments: Any) -> Any:
+        """Describe embedding or head, which share a weight where the head is tied."""
         if not self.config.tie_word_embeddings:
             return LayerDesc(layer, self.config, **arguments)
         name = f"{self.model_type}_shared_weight"

@@ -4,40 +4,48 @@ With a scale for a tensor all experts share it. With block scaling each expert's
 those of the one before, as Transformer Engine's grouped functions have them.
 """
 
+from __future__ import annotations
+
+from typing import Any, Self
+
 import paddle
 
-from paddle_te.fp8.scaling import BLOCK
+from paddle_te.fp8.scaling import BLOCK, BlockScaling
 from paddle_te.native import experts
-from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Pieces, new_pieces
+from paddle_te.native.casts import CastTarget
+from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Float8Matrix, Pieces, new_pieces
+from paddle_te.ops.te.recording import Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 
 
 class Operand:
-    """A Float8Matrix of all experts, and scale_inv, the address of its scale's inverse once for each expert. What is
-    wanted of a Matrix is wanted of it."""
+    """A Float8Matrix of all experts, used as a Matrix.
+
+    scale_inv: the address of its scale's inverse once for each expert.
+    """
 
     __slots__ = ("_matrix", "scale_inv", "_memory")
 
-    def __init__(self, matrix, scale_inv, memory):
+    def __init__(self, matrix: Float8Matrix, scale_inv: int, memory: Placeholder | None) -> None:
         """memory: the Placeholder that scale_inv lies in."""
         self._matrix, self.scale_inv, self._memory = matrix, scale_inv, memory
 
     @property
-    def native(self):
+    def native(self) -> Any:
         return self._matrix.native
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, int]:
         return self._matrix.shape
 
-    def drop_data(self, rt):
+    def drop_data(self, rt: Recorder) -> None:
         """Let go of the rowwise data: backward reads the transposed copies only."""
         self._matrix.drop_data(rt)
 
-    def fill_rows(self, rt, rows, code):
+    def fill_rows(self, rt: Recorder, rows: experts.Rows, code: int) -> Self:
         """Quantize experts.Rows of that dtype."""
         float8 = FP8[self._matrix.quantizer.dtype]
 
-        def cast(target, _):
+        def cast(target: CastTarget, _: object) -> None:
             experts.cast_transpose(rt.te, rt.stream, rows, target, self.scale_inv, code, float8)
 
         self._matrix.fill_by(rt, cast)
@@ -50,18 +58,26 @@ class BlockOperand(BlockMatrix):
     __slots__ = ("experts",)
     scale_inv = 0
 
-    def __init__(self, rt, shape, quantizer, rowwise, columnwise, count):
+    def __init__(
+        self,
+        rt: Recorder,
+        shape: tuple[int, int],
+        quantizer: RecordedQuantizer,
+        rowwise: Pieces,
+        columnwise: Pieces | None,
+        count: int,
+    ) -> None:
         """count: of experts."""
         self.experts = count
         super().__init__(rt, shape, quantizer, rowwise, columnwise)
 
-    def _take_factors(self, rowwise, columnwise, factors):
+    def _take_factors(self, rowwise: Pieces, columnwise: Pieces | None, factors: Pieces | None) -> tuple[int, ...]:
         size = _factor_bytes(self.shape, self.quantizer, self.experts)
         self._scale_inv = rowwise.take(size)
         self._transpose_scale_inv = columnwise.take(size) if columnwise else 0
         return ()
 
-    def fill_rows(self, rt, rows, code):
+    def fill_rows(self, rt: Recorder, rows: experts.Rows, code: int) -> Self:
         """Quantize experts.Rows of that dtype, which are gathered before."""
         source = rt.tensor(rows.x, self.shape, code)
         if rows.token_of:
@@ -74,53 +90,67 @@ class BlockOperand(BlockMatrix):
         return self
 
 
-def scale_inv(matrix):
-    """The address of an operand's scales' inverses, one for each expert, or 0."""
+def scale_inv(matrix: object) -> int:
+    """Return the address of an operand's scales' inverses, one for each expert, or 0."""
     return matrix.scale_inv if isinstance(matrix, Operand) else 0
 
 
-def drop_data(rt, *operands):
+def drop_data(rt: Recorder, *operands: Any) -> None:
     """Let go of what backward does not read of those in fp8."""
     for operand in operands:
         if isinstance(operand, Operand | BlockOperand):
             operand.drop_data(rt)
 
 
-def quantized(rt, rows, quantizer, code, transposes):
-    """An operand of experts.Rows. transposes: whether there are transposed copies, too."""
+def quantized(
+    rt: Recorder, rows: experts.Rows, quantizer: RecordedQuantizer, code: int, transposes: bool
+) -> Operand | BlockOperand:
+    """Return an operand of experts.Rows. transposes: whether there are transposed copies, too."""
     shape = rows.rows, rows.columns
     size = _bytes(shape, quantizer, rows.experts)
     rowwise, columnwise = new_pieces(rt, size), new_pieces(rt, size) if transposes else None
     memory = rt.empty([rows.experts], paddle.float32) if quantizer.kind != "block" else None
-    scales = memory and memory.data_ptr()
+    scales = 0 if memory is None else memory.data_ptr()
     return _operand(rt, shape, quantizer, rowwise, columnwise, rows.experts, scales, memory).fill_rows(rt, rows, code)
 
 
-def _operand(rt, shape, quantizer, rowwise, columnwise, count, scales, memory):
+def _operand(
+    rt: Recorder,
+    shape: tuple[int, int],
+    quantizer: RecordedQuantizer,
+    rowwise: Pieces,
+    columnwise: Pieces | None,
+    count: int,
+    scales: int,
+    memory: Placeholder | None,
+) -> Operand | BlockOperand:
     """scales: the address of the scales' inverses of a quantizer that has one for a tensor; memory: what holds them."""
     if quantizer.kind == "block":
         return BlockOperand(rt, shape, quantizer, rowwise, columnwise, count)
     return Operand(MATRICES[quantizer.kind](rt, shape, quantizer, rowwise, columnwise), scales, memory)
 
 
-def _bytes(shape, quantizer, count):
+def _bytes(shape: tuple[int, int], quantizer: RecordedQuantizer, count: int) -> int:
     return shape[0] * shape[1] + _factor_bytes(shape, quantizer, count)
 
 
-def _factor_bytes(shape, quantizer, count):
-    """The bytes of the factors of one copy of all experts' matrices, a multiple of 256."""
-    if quantizer.kind != "block":
+def _factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer, count: int) -> int:
+    """Return the bytes of the factors of one copy of all experts' matrices, a multiple of 256."""
+    scaling = quantizer.scaling
+    if not isinstance(scaling, BlockScaling):
         return MATRICES[quantizer.kind].factor_bytes(shape, quantizer)
     rows, columns = shape
     scales = rows * columns // BLOCK
-    if quantizer.scaling.block_scaling_dim == 2:  # the lines of an expert's are filled up to 4, in either copy
+    if scaling.block_scaling_dim == 2:  # the lines of an expert's are filled up to 4, in either copy
         blocks = [-(-size // (4 * BLOCK)) * 4 for size in (rows // count, columns)]
         scales = count * blocks[0] * blocks[1]
     return -(-4 * scales // 256) * 256
 
 
-def quantized_weight(rt, weight, quantizers, code, train):
-    """An operand of a weight [E, out, in], a tensor: the copy that an earlier micro-batch has kept, or a new one."""
+def quantized_weight(
+    rt: Recorder, weight: Placeholder, quantizers: RecordedQuantizers, code: int, train: bool
+) -> Operand | BlockOperand:
+    """Return an operand of a weight [E, out, in], a tensor: what an earlier micro-batch has kept, or a new one."""
     count, out, in_ = weight.shape
     shape, quantizer = (count * out, in_), quantizers.weight
     if quantizers.cached_weight is not None:
@@ -133,8 +163,10 @@ def quantized_weight(rt, weight, quantizers, code, train):
     return _kept(rt, memory, shape, quantizer, count).fill_rows(rt, rows, code)
 
 
-def _kept(rt, memory, shape, quantizer, count):
-    """The operand in the memory of both copies and, behind them, the scales."""
+def _kept(
+    rt: Recorder, memory: Placeholder, shape: tuple[int, int], quantizer: RecordedQuantizer, count: int
+) -> Operand | BlockOperand:
+    """Return the operand in the memory of both copies and, behind them, the scales."""
     pieces = Pieces(memory)
     operand = _operand(rt, shape, quantizer, pieces, pieces, count, 0, memory)
     if isinstance(operand, Operand):

@@ -3,18 +3,24 @@
 The router is here, the experts are in `experts`.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.native import addition
+from paddle_te.ops.moe import Routing
 from paddle_te.ops.routing import balance_loss as of_shares
 from paddle_te.ops.routing import limit_experts, shares_of
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.experts import check_experts, check_supported, experts_mlp, grouped_linear
-from paddle_te.ops.te.recording import Op
-from paddle_te.ops.te.runtime import BYTE, FLOAT32, check_tensor, dense, dtype_code, view
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
+from paddle_te.ops.te.runtime import BYTE, FLOAT32, Matrix, check_tensor, dense, dtype_code, view
 
 __all__ = [
     "add",
@@ -33,16 +39,16 @@ NO_GROUPS = -1
 
 class _Fork(PyLayer):
     @staticmethod
-    def forward(ctx, x, count):
+    def forward(ctx: Any, x: Tensor, count: int) -> tuple[Tensor, ...]:
         return tuple([view(x, x.shape) for _ in range(count)])
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return _sum([dense(grad) for grad in grads])
 
 
-def _sum(tensors):
-    """Their sum, in new memory: the first one may be read elsewhere, too."""
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return their sum, in new memory: the first one may be read elsewhere, too."""
     rt, (first, *others) = runtime.current(), tensors
     code, n = dtype_code("a tensor", first), math.prod(first.shape)
     total = rt.empty(first.shape, first.dtype)
@@ -54,35 +60,44 @@ def _sum(tensors):
 
 class _Add(PyLayer):
     @staticmethod
-    def forward(ctx, x, y):
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         return _sum([dense(x), dense(y)])
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return gradient, view(gradient, gradient.shape)
 
 
-def add(x, y):
-    """x + y, in one kernel."""
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Return x + y, in one kernel."""
     return _Add.apply(x, y)
 
 
-def fork(x, count):
-    """x `count` times; one kernel adds each further gradient."""
+def fork(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Return x `count` times; one kernel adds each further gradient."""
     return _Fork.apply(dense(x), count)
 
 
-def _scaled_forward(rt, inputs, settings):
+class _SavedScaled(NamedTuple):
+    """What backward reads. of_rows: native, the scales."""
+
+    x: Placeholder
+    hidden: Matrix
+    of_rows: Any
+    code: int
+
+
+def _scaled_forward(rt: Recorder, inputs: OpInputs, settings: None) -> tuple[Placeholder, _SavedScaled]:
     x, scales = inputs.tensors
     code, (rows, columns) = dtype_code("x", x), x.shape
     check_tensor("scales", scales, [rows], paddle.float32)
     hidden, act = rt.matrix(x, code), rt.empty([rows, columns // 2], x.dtype)
     of_rows = rt.view(scales, (rows,), FLOAT32)
     rt.te.scaled_swiglu(hidden.native, of_rows, rt.matrix(act, code).native, rt.stream)
-    return act, (x, hidden, of_rows, code)
+    return act, _SavedScaled(x, hidden, of_rows, code)
 
 
-def _scaled_backward(rt, saved, dy):
+def _scaled_backward(rt: Recorder, saved: _SavedScaled, dy: Placeholder) -> tuple[Placeholder, Placeholder]:
     x, hidden, of_rows, code = saved
     dx, dscales = rt.empty(x.shape, x.dtype), rt.empty([x.shape[0]], paddle.float32)
     gradients = rt.matrix(dx, code).native, rt.view(dscales, (x.shape[0],), FLOAT32)
@@ -93,15 +108,15 @@ def _scaled_backward(rt, saved, dy):
 _SCALED_SWIGLU = Op(_scaled_forward, _scaled_backward)
 
 
-def scaled_activate(x, scales, activation):
-    """activate(x) times float32 scales [tokens], in one kernel."""
+def scaled_activate(x: Tensor, scales: Tensor, activation: str) -> Tensor:
+    """Return activate(x) times float32 scales [tokens], in one kernel."""
     check_supported(activation)
     return autograd.apply(_SCALED_SWIGLU, (x, scales))
 
 
 class _Route(PyLayer):
     @staticmethod
-    def forward(ctx, logits, expert_bias, routing):
+    def forward(ctx: Any, logits: Tensor, expert_bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         rt, shape = runtime.current(), tuple(logits.shape)
         probs, scores = rt.empty(list(shape), paddle.float32), rt.empty(list(shape), paddle.float32)
         routing_map = rt.empty(list(shape), paddle.bool)
@@ -125,7 +140,7 @@ class _Route(PyLayer):
         return probs, routing_map
 
     @staticmethod
-    def backward(ctx, dprobs, _):
+    def backward(ctx: Any, dprobs: Tensor, _: Tensor) -> Any:
         (routing_map, scores), routing = ctx.saved, ctx.routing
         rt, dprobs, shape = runtime.current(), dense(dprobs), tuple(scores.shape)
         dlogits = rt.empty(list(shape), paddle.float32)
@@ -143,16 +158,16 @@ class _Route(PyLayer):
         return (dlogits, None) if ctx.has_bias else dlogits
 
 
-def route(logits, routing, expert_bias=None):
-    """(probs, routing_map) of float32 logits [tokens, E]."""
+def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return (probs, routing_map) of float32 logits [tokens, E]."""
     check_tensor("logits", logits, logits.shape, paddle.float32)
     if expert_bias is not None:
         check_tensor("expert_bias", expert_bias, [logits.shape[1]], paddle.float32)
     return _Route.apply(dense(logits), expert_bias, routing)
 
 
-def balance_loss(logits, routing, sequences=1):
-    """1 where the experts are in balance, more where they are not."""
+def balance_loss(logits: Tensor, routing: Routing, sequences: int = 1) -> Tensor:
+    """Return 1 where the experts are in balance, more where they are not."""
     with paddle.no_grad():
         _, routing_map = route(logits.detach(), routing._replace(num_groups=None, group_topk=None))
     return of_shares(shares_of(logits, routing), routing_map, routing.topk, sequences)
