@@ -595,10 +595,10 @@ def angles(s, d, base=10000.0):
     return torch.cat([half, half], -1).cuda()
 
 
-def turned(x, freqs, sign, interleaved):
+def turned(x, freqs, sign, turn):
     """x: [b, s, h, d], in float64, of which the first numbers are turned in pairs."""
-    width = freqs.shape[-1]
-    turns = torch.polar(torch.ones_like(freqs).double(), sign * freqs.double())[:, None, : width // 2]
+    width, interleaved = freqs.shape[-1], turn.interleaved
+    turns = torch.polar(torch.full_like(freqs, turn.factor).double(), sign * freqs.double())[:, None, : width // 2]
     pairs = x[..., :width].double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
     first, second = pairs.unbind(-1 if interleaved else -2)
     both = torch.complex(first, second) * turns
@@ -612,14 +612,14 @@ def turned(x, freqs, sign, interleaved):
 def test_rotation_of_a_part(te, stream, dtype, d, width, interleaved):
     tolerance = {torch.bfloat16: BF16_ERROR, torch.float16: 1e-3, torch.float32: 1e-6}[dtype]
     b, s, heads, kv_heads = 2, 77, 8, 2
-    freqs, turn = angles(s, width), rope.Turn(width, interleaved)
+    freqs, turn = angles(s, width), rope.Turn(width, interleaved, 1.25)
     qkv = random(b, s, heads + 2 * kv_heads, d, dtype=dtype)
     q_and_k, v = qkv.split([heads + kv_heads, kv_heads], 2)
     for backward, sign in ((False, 1), (True, -1)):
         packed, geometry = qkv.clone(), rope.Geometry(b * s, s, heads, kv_heads, d, DTYPES[dtype], turn)
         addresses = packed.data_ptr(), packed.data_ptr(), freqs.data_ptr()
         rope.rotate(te, stream, *addresses, geometry, backward)
-        assert error(packed, torch.cat([turned(q_and_k, freqs, sign, interleaved), v.double()], 2)) < tolerance
+        assert error(packed, torch.cat([turned(q_and_k, freqs, sign, turn), v.double()], 2)) < tolerance
 
 
 def rotated(x, freqs, sign=1):
