@@ -4,17 +4,26 @@ How many rows each expert has is known to the device alone. Memory has room for 
 GEMMs read the numbers where they lie, so that the host waits for nothing and a recorded program serves all batches.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import paddle
+from paddle import Tensor
 
 from paddle_te import native
+from paddle_te.fp8 import BlockScaling, GemmQuantizers, TensorScaling
 from paddle_te.native import BackendUnavailable, choice, experts
+from paddle_te.native.errors import Problem
+from paddle_te.native.experts import Rows
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.interface import QuantizersOfTwo
+from paddle_te.ops.moe import ExpertWeights
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, runtime
-from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
 
 # from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
@@ -28,31 +37,31 @@ REMEDY = (
 )
 
 
-def check_experts(activation="swiglu"):
+def check_experts(activation: str = "swiglu") -> None:
     """Refuse what has no kernels, and libraries without grouped GEMMs."""
     native.load()
-    version, problems = cublas_version(), []
+    version = cublas_version()
+    problems: list[Problem] = []
     if not CUBLAS <= version < FAULTY:
-        problems.append((f"grouped GEMMs need cuBLAS 13.4 to 13.6, not {_present(version)}", REMEDY))
+        problems.append(Problem(f"grouped GEMMs need cuBLAS 13.4 to 13.6, not {_present(version)}", REMEDY))
     capability = runtime.current().stream.capability
     if capability[0] != HOPPER:
         what = "grouped GEMMs are called as Hopper has them, not GPUs of compute capability {}.{}".format(*capability)
-        problems.append((what, "use backend paddle"))
+        problems.append(Problem(what, "use backend paddle"))
     if activation != "swiglu":
-        problems.append(
-            (f"backend transformer_engine has no experts with activation {activation}", "use backend paddle")
-        )
+        what = f"backend transformer_engine has no experts with activation {activation}"
+        problems.append(Problem(what, "use backend paddle"))
     if problems:
         raise BackendUnavailable(problems)
 
 
-def check_supported(activation):
-    """Layers have asked `check_experts` before, which takes longer."""
+def check_supported(activation: str) -> None:
+    """Refuse an activation. Layers have asked `check_experts` before, which takes longer."""
     if activation != "swiglu":
         check_experts(activation)
 
 
-def _check_fp8(quantizers):
+def _check_fp8(quantizers: GemmQuantizers | None) -> None:
     """Raise where there are no grouped GEMMs with such quantizers."""
     if quantizers is None:
         return
@@ -61,24 +70,27 @@ def _check_fp8(quantizers):
     if cublas_version() < needed:
         kind = "fp8 with block scaling" if in_blocks else "fp8"
         what = "grouped GEMMs in {} need cuBLAS {}.{}".format(kind, *needed)
-        raise BackendUnavailable([(f"{what}, not {_present(cublas_version())}", REMEDY)])
+        raise BackendUnavailable([Problem(f"{what}, not {_present(cublas_version())}", REMEDY)])
 
 
-def _present(version):
-    """The version of the loaded cuBLAS, and its places."""
+def _present(version: tuple[int, ...]) -> str:
+    """Return the version of the loaded cuBLAS, and its places."""
     places = native.report().get("cublasLt", {"paths": []})["paths"]
     return "{}.{}".format(*version) + (f" ({', '.join(places)})" if places else "")
 
 
 @cache
-def _factors(place):
-    """1 and, 16 bytes behind it, 0: what grouped GEMMs multiply products and sums with."""
+def _factors(place: str) -> Tensor:
+    """Return 1 and, 16 bytes behind it, 0: what grouped GEMMs multiply products and sums with."""
     return paddle.to_tensor([1.0, 0, 0, 0, 0, 0, 0, 0], "float32")
 
 
-def factors():
-    """The address of `_factors` on the present device."""
+def factors() -> int:
+    """Return the address of `_factors` on the present device."""
     return _factors(str(paddle.framework._current_expected_place())).data_ptr()
+
+
+Grouped: TypeAlias = Matrix | float8_experts.Operand | float8_experts.BlockOperand  # what a grouped GEMM reads
 
 
 class Group(NamedTuple):
@@ -91,37 +103,48 @@ class Group(NamedTuple):
     experts: int
     rows: int
     counts: int
-    begins: dict
+    begins: dict[int, int]
 
-    def _gemm(self, rt, a, b, d, transa, transb, accumulate, backward):
+    def _gemm(
+        self,
+        rt: Recorder,
+        a: Grouped,
+        b: Grouped,
+        d: Matrix,
+        transa: bool,
+        transb: bool,
+        accumulate: bool,
+        backward: bool,
+    ) -> None:
         offsets = [self.begins.get(matrix.shape[1], 0) for matrix in (a, b, d)]  # not read for weights
         exact = backward or isinstance(a, float8_experts.BlockOperand)
         given = transa, transb, self.experts, self.counts, *offsets, factors(), rt.stream, accumulate, exact
         rt.te.grouped_gemm(a.native, b.native, d.native, *given, *map(float8_experts.scale_inv, (a, b)))
 
-    def forward(self, rt, x, weight, y, accumulate=False):
-        """y (+)= x · weightᵀ; weight [E · out, in]."""
+    def forward(self, rt: Recorder, x: Grouped, weight: Grouped, y: Matrix, accumulate: bool = False) -> None:
+        """Compute y (+)= x · weightᵀ; weight [E · out, in]."""
         self._gemm(rt, weight, x, y, True, False, accumulate, False)
 
-    def dgrad(self, rt, dy, weight, dx, accumulate=False):
-        """dx (+)= dy · weight."""
+    def dgrad(self, rt: Recorder, dy: Grouped, weight: Grouped, dx: Matrix, accumulate: bool = False) -> None:
+        """Compute dx (+)= dy · weight."""
         self._gemm(rt, weight, dy, dx, False, False, accumulate, True)
 
-    def wgrad(self, rt, x, dy, weight, code):
-        """weight's gradient, or None where it is put into or added to its main_grad."""
+    def wgrad(self, rt: Recorder, x: Grouped, dy: Grouped, weight: Placeholder, code: int) -> Placeholder | None:
+        """Return weight's gradient, or None where it is put into or added to its main_grad."""
         if weight.stop_gradient:
             return None
-        fused, (_, out, in_) = weight.main_grad is not None, weight.shape
-        dtype, code = (paddle.float32, FLOAT32) if fused else (weight.dtype, code)
-        dw, accumulate = weight.main_grad if fused else rt.empty(weight.shape, dtype), fused and bool(weight.accumulate)
+        main_grad, (_, out, in_) = weight.main_grad, weight.shape
+        fused, code = main_grad is not None, code if main_grad is None else FLOAT32
+        dw = rt.empty(weight.shape, weight.dtype) if main_grad is None else main_grad
+        accumulate = fused and bool(weight.accumulate)
         self._gemm(rt, x, dy, rt.matrix(dw, code), False, True, accumulate, True)
         if not accumulate:  # GEMMs over no rows write nothing
             size = out * in_ * (4 if fused else 2)
             experts.zero_empty(rt.te, rt.stream, dw.data_ptr(), self.counts, self.experts, size)
         return None if fused else dw
 
-    def of_rows(self, matrix):
-        """The experts.Rows of a Matrix that has these."""
+    def of_rows(self, matrix: Matrix) -> Rows:
+        """Return the experts.Rows of a Matrix that has these."""
         rows, columns = matrix.shape
         given = matrix.memory.data_ptr(), 0, self.begins[columns], rows
         return experts.Rows(*given, self.experts, self.rows, columns, self.counts)
@@ -145,8 +168,16 @@ class _Placed(NamedTuple):
     dtype: Any
 
     @classmethod
-    def of(cls, rt, probs, routing_map, sizes, columns, x):
-        """columns: of x, fc1's output and fc2's input."""
+    def of(
+        cls,
+        rt: Recorder,
+        probs: Placeholder,
+        routing_map: Placeholder,
+        sizes: experts.Sizes,
+        columns: Sequence[int],
+        x: Placeholder,
+    ) -> _Placed:
+        """Place the rows. columns: of x, fc1's output and fc2's input."""
         count, code = sizes.experts, dtype_code("x", x)
         counts, offsets = rt.empty([count], paddle.int64), rt.empty([len(columns), count + 1], paddle.int64)
         place = rt.empty([sizes.tokens, count], paddle.int32)
@@ -157,17 +188,17 @@ class _Placed(NamedTuple):
         group = Group(count, sizes.rows, places.counts, dict(zip(columns, begins, strict=True)))
         return cls(routing_map, sizes, places, group, code, x.dtype)
 
-    def of_tokens(self, x):
-        """The experts.Rows of x [tokens, columns], a tensor."""
+    def of_tokens(self, x: Placeholder) -> experts.Rows:
+        """Return the experts.Rows of x [tokens, columns], a tensor."""
         columns, group = x.shape[-1], self.group
         given = x.data_ptr(), self.places.token_of, group.begins[columns], self.sizes.tokens
         return experts.Rows(*given, group.experts, group.rows, columns, group.counts)
 
-    def new(self, rt, columns):
-        """A Matrix of the rows, uninitialised."""
+    def new(self, rt: Recorder, columns: int) -> Matrix:
+        """Return a Matrix of the rows, uninitialised."""
         return rt.new_matrix((self.sizes.rows, columns), self.dtype, self.code)
 
-    def gathered(self, rt, x, quantizer, transposes):
+    def gathered(self, rt: Recorder, x: Placeholder, quantizer: RecordedQuantizer | None, transposes: bool) -> Grouped:
         """The rows of x [tokens, columns], a tensor, as GEMMs read them: a Matrix, or under a quantizer an Operand.
         transposes: whether a GEMM sums over them."""
         if quantizer is not None:
@@ -176,29 +207,31 @@ class _Placed(NamedTuple):
         experts.gather(rt.te, rt.stream, self.of_tokens(x), rows.memory.data_ptr(), self.code)
         return rows
 
-    def in_16_bits(self, rt, rows, x):
-        """`gathered` rows of x that no quantizer has been at: these, or gathered again."""
-        return rows if isinstance(rows, Matrix) else self.gathered(rt, x, None, False)
+    def in_16_bits(self, rt: Recorder, rows: Grouped, x: Placeholder) -> Matrix:
+        """Return `gathered` rows of x that no quantizer has been at: these, or gathered again."""
+        return rows if isinstance(rows, Matrix) else cast(Matrix, self.gathered(rt, x, None, False))
 
-    def operand(self, rt, matrix, quantizer, transposes):
-        """A Matrix of rows as GEMMs read it."""
+    def operand(self, rt: Recorder, matrix: Matrix, quantizer: RecordedQuantizer | None, transposes: bool) -> Grouped:
+        """Return a Matrix of rows as GEMMs read it."""
         if quantizer is None:
             return matrix
         return float8_experts.quantized(rt, self.group.of_rows(matrix), quantizer, self.code, transposes)
 
-    def combined(self, rt, rows, out, residual=None):
-        """out, a tensor, = residual, if any, + the sum of each token's rows."""
+    def combined(
+        self, rt: Recorder, rows: Matrix, out: Placeholder, residual: Placeholder | None = None
+    ) -> Placeholder:
+        """Compute out, a tensor, = residual, if any, + the sum of each token's rows."""
         added = 0 if residual is None else residual.data_ptr()
         given = rows.memory.data_ptr(), self.routing_map.data_ptr(), self.places, added, out.data_ptr()
         experts.combine(rt.te, rt.stream, *given, self.sizes, rows.shape[1], self.code)
         return out
 
-    def of_rows(self, rt):
-        """The probabilities of the rows, as TE takes them."""
+    def of_rows(self, rt: Recorder) -> Any:
+        """Return the probabilities of the rows, as TE takes them."""
         return rt.tensor(self.places.prob_of, (self.sizes.rows,), FLOAT32)
 
-    def activated(self, rt, hidden):
-        """SwiGLU of fc1's output times the rows' probabilities."""
+    def activated(self, rt: Recorder, hidden: Matrix) -> Matrix:
+        """Return SwiGLU of fc1's output times the rows' probabilities."""
         act = self.new(rt, hidden.shape[1] // FC1_WIDTHS["swiglu"])
         rt.te.scaled_swiglu(hidden.native, self.of_rows(rt), act.native, rt.stream)
         return act
@@ -208,19 +241,26 @@ class _Saved(NamedTuple):
     """What backward reads. rows: of x, as fc1's GEMM read them. w1, w2: as the GEMMs read them. act: fc2's input; None
     where it is computed again. low_ranks: the Factors beside each GEMM, or None; z: what is between them."""
 
-    inputs: Any
+    inputs: OpInputs
     placed: _Placed
-    rows: Any
-    w1: Any
-    w2: Any
+    rows: Grouped
+    w1: Grouped
+    w2: Grouped
     hidden: Matrix
-    act: Any
-    low_ranks: tuple
-    z: tuple
+    act: Grouped | None
+    low_ranks: tuple[expert_low_rank.Factors | None, expert_low_rank.Factors | None]
+    z: tuple[Matrix | None, Matrix | None]
 
 
-def _check(inputs):
-    """(columns of fc1's output, of fc2's input)."""
+def _multiple(quantizers: RecordedQuantizers | None, otherwise: int) -> int:
+    """Return what divides dimensions of GEMMs in fp8; without fp8 `otherwise`."""
+    if quantizers is None:
+        return otherwise
+    return cast(TensorScaling | BlockScaling, quantizers.input.scaling).multiple
+
+
+def _check(inputs: OpInputs) -> tuple[int, int]:
+    """Return (columns of fc1's output, of fc2's input)."""
     x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors[:_LOW_RANK]
     (tokens, hidden), count, ffn = x.shape, fc1.shape[0], fc2.shape[2]
     fc1_rows = FC1_WIDTHS["swiglu"] * ffn
@@ -234,7 +274,7 @@ def _check(inputs):
             check_tensor(name, bias, [count, columns], x.dtype)
     if routing_map.dtype is not paddle.bool or list(routing_map.shape) != [tokens, count]:
         raise TypeError(f"routing_map is {routing_map.dtype} {routing_map.shape}; it must be bool {[tokens, count]}")
-    multiple = 8 if inputs.quantizers[0] is None else inputs.quantizers[0].input.scaling.multiple
+    multiple = _multiple(inputs.quantizers[0], 8)
     if hidden % multiple or ffn % multiple:
         raise ValueError(
             f"backend transformer_engine: hidden_size {hidden} and moe_ffn_hidden_size {ffn} must be multiples of "
@@ -243,47 +283,49 @@ def _check(inputs):
     return fc1_rows, ffn
 
 
-def _forward(rt, inputs, settings):
+def _forward(rt: Recorder, inputs: OpInputs, settings: ExpertsSettings) -> tuple[Placeholder, _Saved]:
     x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias = inputs.tensors[:_LOW_RANK]
     (first, second), train = inputs.quantizers, inputs.train
     (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs), x.shape, fc1.shape[0]
-    multiple = 1 if first is None else first.input.scaling.multiple
+    multiple = _multiple(first, 1)
     sizes = experts.Sizes(tokens, count, experts.most_rows(tokens, count, settings.topk, multiple), multiple)
     placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x)
     group, code, (low1, low2) = placed.group, placed.code, _low_ranks(inputs)
     expert_low_rank.find_begins(rt, group, low1, low2)
     w1, w2 = (_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
-    rows = placed.gathered(rt, x, first and first.input, train and not fc1.stop_gradient)
+    rows = placed.gathered(rt, x, None if first is None else first.input, train and not fc1.stop_gradient)
     group.forward(rt, rows, w1, hidden := placed.new(rt, fc1_rows))
-    z1 = low1 and expert_low_rank.add(rt, group, placed.in_16_bits(rt, rows, x), low1, hidden, code)
+    z1 = None if low1 is None else expert_low_rank.add(rt, group, placed.in_16_bits(rt, rows, x), low1, hidden, code)
     expert_bias.add(rt, group.of_rows(hidden), fc1_bias, code)
     keeps = train and not fc2.stop_gradient and not settings.recompute
     activated = placed.activated(rt, hidden)
-    act = placed.operand(rt, activated, second and second.input, keeps)
+    act = placed.operand(rt, activated, None if second is None else second.input, keeps)
     group.forward(rt, act, w2, y := placed.new(rt, hidden_size))
-    z2 = low2 and expert_low_rank.add(rt, group, activated, low2, y, code)
+    z2 = expert_low_rank.add(rt, group, activated, low2, y, code)
     expert_bias.add(rt, group.of_rows(y), fc2_bias, code, placed.places.prob_of)
     out = placed.combined(rt, y, rt.empty(x.shape, x.dtype), residual)
     if train:
         float8_experts.drop_data(rt, rows, act, w1, w2)
-    act = None if settings.recompute else act
-    return out, _Saved(inputs, placed, rows, w1, w2, hidden, act, (low1, low2), (z1, z2))
+    kept = None if settings.recompute else act
+    return out, _Saved(inputs, placed, rows, w1, w2, hidden, kept, (low1, low2), (z1, z2))
 
 
-def _low_ranks(inputs):
-    """(Factors beside fc1's weight, beside fc2's), each None without LoRA."""
+def _low_ranks(inputs: OpInputs) -> tuple[expert_low_rank.Factors | None, expert_low_rank.Factors | None]:
+    """Return (Factors beside fc1's weight, beside fc2's), each None without LoRA."""
     fc1, fc2, (a1, b1, a2, b2) = *inputs.tensors[3:5], inputs.tensors[_LOW_RANK:]
     return expert_low_rank.factors("fc1", a1, b1, fc1), expert_low_rank.factors("fc2", a2, b2, fc2)
 
 
-def _weight(rt, weight, quantizers, code, train):
-    """A weight [E, out, in] as GEMMs read it."""
+def _weight(
+    rt: Recorder, weight: Placeholder, quantizers: RecordedQuantizers | None, code: int, train: bool
+) -> Grouped:
+    """Return a weight [E, out, in] as GEMMs read it."""
     if quantizers is None:
         return rt.matrix(weight, code)
     return float8_experts.quantized_weight(rt, weight, quantizers, code, train)
 
 
-def _backward(rt, saved, dy):
+def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Placeholder | None, ...]:
     x, probs, _, fc1, _, residual, fc1_bias, fc2_bias = saved.inputs.tensors[:_LOW_RANK]
     placed, group = saved.placed, saved.placed.group
     dact, dw2, dlow2 = _through_fc2(rt, saved, dy)
@@ -301,38 +343,44 @@ def _backward(rt, saved, dy):
     return dx, dprobs, None, dw1, dw2, dresidual, dfc1_bias, dfc2_bias, *dlow1, *dlow2
 
 
-def _through_fc2(rt, saved, dy):
-    """(the activation's gradient, fc2's weight's, Gradients of its factors)."""
+def _through_fc2(
+    rt: Recorder, saved: _Saved, dy: Placeholder
+) -> tuple[Matrix, Placeholder | None, expert_low_rank.Gradients]:
+    """Return (the activation's gradient, fc2's weight's, Gradients of its factors)."""
     fc2, placed, group, second = saved.inputs.tensors[4], saved.placed, saved.placed.group, saved.inputs.quantizers[1]
     low_rank, dlow, activated = saved.low_ranks[1], expert_low_rank.Gradients(), None
-    grad = placed.gathered(rt, dy, second and second.grad_output, not fc2.stop_gradient)
+    grad = placed.gathered(rt, dy, None if second is None else second.grad_output, not fc2.stop_gradient)
     group.dgrad(rt, grad, saved.w2, dact := placed.new(rt, fc2.shape[2]))
-    act = saved.act
-    if low_rank is not None and (second is not None or act is None) or act is None and not fc2.stop_gradient:
+    act, trains, z = saved.act, not fc2.stop_gradient, saved.z[1]
+    if low_rank is not None and (second is not None or act is None) or act is None and trains:
         activated = placed.activated(rt, saved.hidden)
-    if act is None and not fc2.stop_gradient:
-        act = placed.operand(rt, activated, second and second.input, True)
-    if low_rank is not None:
-        operands = saved.z[1], act if activated is None else activated, low_rank, placed.in_16_bits(rt, grad, dy)
-        dlow = expert_low_rank.gradients(rt, group, *operands, dact, placed.code)
-    return dact, group.wgrad(rt, act, grad, fc2, placed.code), dlow
+    if activated is not None and act is None and trains:
+        act = placed.operand(rt, activated, None if second is None else second.input, True)
+    if low_rank is not None and z is not None:
+        of_rows = cast(Matrix, act) if activated is None else activated  # in 16 bits, as no quantizer has been at it
+        given = z, of_rows, low_rank, placed.in_16_bits(rt, grad, dy)
+        dlow = expert_low_rank.gradients(rt, group, *given, dact, placed.code)
+    return dact, None if act is None else group.wgrad(rt, act, grad, fc2, placed.code), dlow
 
 
-def _through_fc1(rt, saved, dhidden):
-    """(the rows' gradient or None, fc1's weight's, Gradients of its factors)."""
+def _through_fc1(
+    rt: Recorder, saved: _Saved, dhidden: Matrix
+) -> tuple[Matrix | None, Placeholder | None, expert_low_rank.Gradients]:
+    """Return (the rows' gradient or None, fc1's weight's, Gradients of its factors)."""
     (x, _, _, fc1, *_), placed, first = saved.inputs.tensors, saved.placed, saved.inputs.quantizers[0]
     group, low_rank, dlow = placed.group, saved.low_ranks[0], expert_low_rank.Gradients()
-    grad, drows = placed.operand(rt, dhidden, first and first.grad_output, not fc1.stop_gradient), None
+    grad, drows = placed.operand(rt, dhidden, None if first is None else first.grad_output, not fc1.stop_gradient), None
     dw1 = group.wgrad(rt, saved.rows, grad, fc1, placed.code)
     if not x.stop_gradient:
         group.dgrad(rt, grad, saved.w1, drows := placed.new(rt, x.shape[1]))
-    if low_rank is not None:
-        operands = saved.z[0], placed.in_16_bits(rt, saved.rows, x), low_rank, dhidden
-        dlow = expert_low_rank.gradients(rt, group, *operands, drows, placed.code)
+    z = saved.z[0]
+    if low_rank is not None and z is not None:
+        given = z, placed.in_16_bits(rt, saved.rows, x), low_rank, dhidden
+        dlow = expert_low_rank.gradients(rt, group, *given, drows, placed.code)
     return drows, dw1, dlow
 
 
-def _dprobs(rt, placed, probs, dof_rows):
+def _dprobs(rt: Recorder, placed: _Placed, probs: Placeholder, dof_rows: Placeholder) -> Placeholder | None:
     if probs.stop_gradient:
         return None
     dprobs = rt.empty(probs.shape, probs.dtype)
@@ -346,19 +394,19 @@ _EXPERTS_MLP = Op(_forward, _backward, weights=(3, 4))
 
 
 def experts_mlp(
-    x,
-    probs,
-    routing_map,
-    weights,
+    x: Tensor,
+    probs: Tensor,
+    routing_map: Tensor,
+    weights: ExpertWeights,
     *,
-    topk,
-    residual=None,
-    activation="swiglu",
-    recompute_activation=False,
-    quantizers=(None, None),
-    fuse_wgrad_accumulation=False,
-):
-    """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
+    topk: int,
+    residual: Tensor | None = None,
+    activation: str = "swiglu",
+    recompute_activation: bool = False,
+    quantizers: QuantizersOfTwo = (None, None),
+    fuse_wgrad_accumulation: bool = False,
+) -> Tensor:
+    """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
     check_supported(activation)
     _check_fp8(quantizers[0])
     fc1, fc2, fc1_bias, fc2_bias, *low_ranks = weights
@@ -372,7 +420,17 @@ def experts_mlp(
     )
 
 
-def _linear_forward(rt, inputs, _):
+class _SavedLinear(NamedTuple):
+    """What backward reads. rows, w: as the GEMM read them. operand: makes what GEMMs read of rows and a quantizer."""
+
+    inputs: OpInputs
+    rows: Grouped
+    w: Grouped
+    group: Group
+    operand: Callable[[Placeholder, RecordedQuantizer | None], Grouped]
+
+
+def _linear_forward(rt: Recorder, inputs: OpInputs, _: None) -> tuple[Placeholder, _SavedLinear]:
     (x, weight, counts, bias), (quantizers,) = inputs.tensors, inputs.quantizers
     (count, out_features, in_features), code = weight.shape, dtype_code("x", x)
     check_tensor("x", x, [x.shape[0], in_features], x.dtype)
@@ -381,7 +439,7 @@ def _linear_forward(rt, inputs, _):
         check_tensor("bias", bias, [count, out_features], x.dtype)
     if counts.dtype is not paddle.int64 or list(counts.shape) != [count]:
         raise TypeError(f"the experts' rows are {counts.dtype} {counts.shape}; they must be int64 {[count]}")
-    multiple = 8 if quantizers is None else quantizers.input.scaling.multiple
+    multiple = _multiple(quantizers, 8)
     if in_features % multiple or out_features % multiple:
         raise ValueError(
             f"backend transformer_engine: in_features {in_features} and out_features {out_features} must be multiples "
@@ -392,27 +450,30 @@ def _linear_forward(rt, inputs, _):
     experts.offsets(rt.te, rt.stream, counts.data_ptr(), *begins, count, *columns)
     group = Group(count, x.shape[0], counts.data_ptr(), dict(zip(columns, begins, strict=True)))
     operand = partial(_operand, rt, group, code)
-    rows, w = operand(x, quantizers and quantizers.input), _weight(rt, weight, quantizers, code, inputs.train)
+    rows, w = (
+        operand(x, None if quantizers is None else quantizers.input),
+        _weight(rt, weight, quantizers, code, inputs.train),
+    )
     y = rt.empty([x.shape[0], out_features], x.dtype)
     group.forward(rt, rows, w, out := rt.matrix(y, code))
     expert_bias.add(rt, group.of_rows(out), bias, code)
     if inputs.train:
         float8_experts.drop_data(rt, rows, w)
-    return y, (inputs, rows, w, group, operand)
+    return y, _SavedLinear(inputs, rows, w, group, operand)
 
 
-def _operand(rt, group, code, x, quantizer):
-    """Rows, a tensor, as GEMMs read them."""
+def _operand(rt: Recorder, group: Group, code: int, x: Placeholder, quantizer: RecordedQuantizer | None) -> Grouped:
+    """Return rows, a tensor, as GEMMs read them."""
     matrix = rt.matrix(x, code)
     if quantizer is None:
         return matrix
     return float8_experts.quantized(rt, group.of_rows(matrix), quantizer, code, True)
 
 
-def _linear_backward(rt, saved, dy):
+def _linear_backward(rt: Recorder, saved: _SavedLinear, dy: Placeholder) -> tuple[Placeholder | None, ...]:
     inputs, rows, w, group, operand = saved
     (x, weight, _, bias), (quantizers,) = inputs.tensors, inputs.quantizers
-    grad, code, dx = operand(dy, quantizers and quantizers.grad_output), dtype_code("x", x), None
+    grad, code, dx = operand(dy, None if quantizers is None else quantizers.grad_output), dtype_code("x", x), None
     if not x.stop_gradient:
         dx = rt.empty(x.shape, x.dtype)
         group.dgrad(rt, grad, w, rt.matrix(dx, code))
@@ -423,17 +484,29 @@ def _linear_backward(rt, saved, dy):
 _GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
 
 
-def grouped_linear(x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """Each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    counts: Sequence[int] | Tensor,
+    *,
+    bias: Tensor | None = None,
+    quantizers: GemmQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+) -> Tensor:
+    """Return each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
     _check_fp8(quantizers)
     if not isinstance(counts, paddle.Tensor):
         _check_counts(counts, x.shape[0], quantizers)
         counts = paddle.to_tensor(counts, "int64")
-    given = dict(quantizers=(quantizers,), fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    return autograd.apply(_GROUPED_LINEAR, (x, weight, counts, bias), **given)
+    return autograd.apply(
+        _GROUPED_LINEAR,
+        (x, weight, counts, bias),
+        quantizers=(quantizers,),
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
 
 
-def _check_counts(counts, rows, quantizers):
+def _check_counts(counts: Sequence[int], rows: int, quantizers: GemmQuantizers | None) -> None:
     """Raise ValueError for counts, ints, that GEMMs cannot have. Those on the device nobody looks at."""
     if sum(counts) != rows:
         raise ValueError(f"the experts' rows, {counts}, do not sum up to the {rows} rows of the input")
