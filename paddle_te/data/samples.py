@@ -119,19 +119,24 @@ class SampleMaker:
     def _rendered(self, conversations: Iterable[Conversation], renderer: Renderer) -> Iterator[Sample | None]:
         conversations, again = tee(conversations)
         for conversation, rendered in zip(again, renderer.render(conversations), strict=True):
-            encoding = self._encoding(rendered.text)
+            encoding = self.encoding(rendered.text)
             if rendered.rewords and not self.tally.reworded:
                 self.tally.reworded = conversation.where
             if len(encoding.ids) > self.max_length:
                 yield self._shortened(conversation, renderer)
             else:
-                yield self._sample(conversation, encoding, rendered.spans)
+                yield self.sample(conversation, encoding, rendered.spans)
 
-    def _encoding(self, text: str) -> Any:
+    def encoding(self, text: str) -> Any:
+        """Return the tokens of a rendered conversation, with the characters that each has."""
         tokenizer: Any = self.tokenizer  # `__post_init__` refuses one without this method
         return tokenizer.encoding(text, add_special_tokens=False)  # the template writes them
 
-    def _sample(self, conversation: Conversation, encoding: Any, spans: list[list[int]]) -> Sample:
+    def sample(self, conversation: Conversation, encoding: Any, spans: list[list[int]]) -> Sample:
+        """Return the sample of a rendered conversation, with labels in some spans of its text.
+
+        Raises ConversationError where no token stands in them.
+        """
         tokens, learned = np.array(encoding.ids, np.int32), token_mask(encoding, spans)
         if not learned[1:].any():
             origin = self.template.origin if self.template else "none"
@@ -152,7 +157,7 @@ class SampleMaker:
             middle = (low + high) // 2
             shorter = conversation.up_to(answers[middle])
             (rendered,) = renderer.render([shorter])
-            encoding = self._encoding(rendered.text)
+            encoding = self.encoding(rendered.text)
             if len(encoding.ids) <= self.max_length:
                 best, low = (shorter, encoding, rendered.spans), middle + 1
             else:
@@ -160,7 +165,7 @@ class SampleMaker:
         if best is None:
             return None
         self.tally.cut += 1
-        return self._sample(*best)
+        return self.sample(*best)
 
 
 def check_has_template(conversation: Conversation) -> None:
