@@ -88,7 +88,7 @@ def linear_cross_entropy(
     hidden, labels = _rows(hidden, labels, "hidden states")
     smoothed = Smoothing(smoothing, ignore_index, tp) if smoothing else None
     chunks = chunk_tokens or CHUNK_TOKENS
-    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed, softcap)
+    head = ChunkedHead(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed, softcap)
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
@@ -121,8 +121,8 @@ def _mean(
     return total * factor, factor
 
 
-class _Head:
-    """Hold what the chunks share."""
+class ChunkedHead:
+    """Multiply hidden states with a head's weight and compute their losses, a chunk of tokens at a time."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class _Head:
         transpose_y: bool,
         ignore_index: int,
         tp: TensorParallel | None,
-        cp: ContextParallel | None,
-        chunk_tokens: int,
-        accuracy: Accuracy | None,
-        smoothing: Smoothing | None,
-        softcap: float,
+        cp: ContextParallel | None = None,
+        chunk_tokens: int = CHUNK_TOKENS,
+        accuracy: Accuracy | None = None,
+        smoothing: Smoothing | None = None,
+        softcap: float = 0.0,
     ) -> None:
         self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
         self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
@@ -179,7 +179,7 @@ class _Head:
 
 class _LinearCrossEntropy(PyLayer):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, head: _Head) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, head: ChunkedHead) -> Tensor:
         losses, dx, dw = [], [], None
         for x, y in head.chunks(hidden, labels):
             loss, dlogits = head.loss(x, weight, y, train=True)

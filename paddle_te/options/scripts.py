@@ -731,6 +731,9 @@ class LayerOptions(Layers):
 
 _WITH_LORA = {"lora": True}
 LORA_TARGETS = ("all", "attention", "mlp")
+# Losses of pairs of answers; `training.preference_loss` has their formulas
+LOSS_TYPES = ("sigmoid", "hinge", "ipo", "simpo", "or", "orpo", "dpop", "sppo_hard", "nca_pair")
+NO_REFERENCE = ("simpo", "or", "orpo")  # the losses that compare with no other model
 
 
 @section
@@ -823,8 +826,8 @@ class FinetuneModel:
 
 
 @section
-class FinetuneData:
-    """What fine-tuning reads."""
+class TuningData:
+    """What all tuning reads."""
 
     dataset_name_or_path: str | None = option(
         PATH,
@@ -845,6 +848,20 @@ class FinetuneData:
         shown="the tokenizer's",
         shown_zh="tokenizer 自带",
     )
+    greedy_zero_padding: bool = option(
+        FLAG,
+        default=False,
+        help="Pack tighter, in another order.",
+        doc="pack tighter, in another order",
+        zh="打包得更紧，顺序会改变",
+        needs={"zero_padding": True},
+    )
+
+
+@section
+class FinetuneData(TuningData):
+    """What fine-tuning reads."""
+
     src_length: int = option(
         TOKENS,
         default=1024,
@@ -884,18 +901,153 @@ class FinetuneData:
         zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
         "（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
     )
-    greedy_zero_padding: bool = option(
+
+
+@section
+class PreferenceData(TuningData):
+    """What preference tuning reads."""
+
+    train_dataset_path: str | None = option(
+        PATH,
+        default=None,
+        help="File of preferences to train on, instead of a folder in --dataset_name_or_path. PaddleNLP's name.",
+        doc="file to train on, instead of `--dataset_name_or_path`; [forms](../../docs/preference-tuning.md#data)",
+        zh="训练文件，代替 `--dataset_name_or_path`；[格式](../../docs/preference-tuning.md#data)",
+        shown="–",
+    )
+    dev_dataset_path: str | None = option(
+        PATH,
+        default=None,
+        help="File of preferences to evaluate on. PaddleNLP's name.",
+        doc="file to evaluate on",
+        zh="评估文件",
+        shown="–",
+    )
+    max_seq_len: int = option(
+        TOKENS,
+        default=4096,
+        help="Tokens of a packed row, and at most of a pair: both answers, each with its question.",
+        doc="tokens of a packed row, and at most of a pair: both answers, each with its question; longer ones are left "
+        "out",
+        zh="打包序列的 token 数，也是一对回答（各含其问题）的上限；更长的被略去",
+    )
+    max_prompt_len: int = option(
+        TOKENS,
+        default=2048,
+        help="Tokens of a question at most; pairs with a longer one are left out.",
+        doc="tokens of a question at most; pairs with a longer one are left out",
+        zh="问题的最大 token 数；更长的被略去",
+    )
+    flash_mask: bool = option(
         FLAG,
         default=False,
-        help="Pack tighter, in another order; needs --zero_padding.",
-        doc="pack tighter, in another order",
-        zh="打包得更紧，顺序会改变",
-        needs={"zero_padding": True},
+        help="PaddleNLP's flag for rows whose answers do not see each other. They never do here.",
+        doc="PaddleNLP's flag for rows whose answers do not see each other; they never do here",
+        zh="PaddleNLP 的参数，使同一行中的回答互不可见；此处始终如此",
+    )
+
+
+@section
+class Preference:
+    """How answers are compared with those of a reference."""
+
+    beta: float = option(
+        POSITIVE,
+        default=0.1,
+        help="Strength of the bond to the reference; in rewards the factor of the log-probabilities.",
+        doc="strength of the bond to the reference; rewards are beta times the difference of log-probabilities",
+        zh="与参考模型的约束强度；reward 为 beta 乘以对数概率之差",
+    )
+    precompute_ref_log_probs: bool = option(
+        FLAG,
+        default=False,
+        help="Compute the reference's log-probabilities once, before training, and keep them in output_dir.",
+        doc="compute the reference's log-probabilities once, before training, and keep them in `--output_dir`; full "
+        "tuning then needs no second model",
+        zh="训练前一次性计算参考模型的对数概率，保存在 `--output_dir` 中；全参数训练因此不需要第二个模型",
+    )
+
+
+@section
+class PairPreference(Preference):
+    """The losses of pairs of answers."""
+
+    loss_type: str = option(
+        choice(*LOSS_TYPES, others="kto_pair is what paddle-te kto trains with, on single answers"),
+        default="sigmoid",
+        help="The loss of a pair.",
+        doc="the loss of a pair; [formulas](../../docs/preference-tuning.md#losses)",
+        zh="一对回答的损失；[公式](../../docs/preference-tuning.md#losses)",
+    )
+    label_smoothing: float = option(
+        number("a number of at least 0 and below 0.5", lambda x: 0 <= x < 0.5),
+        default=0.0,
+        help="With sigmoid and simpo: the chance that a pair is the wrong way round.",
+        doc="with `sigmoid` and `simpo`: the chance that a pair is the wrong way round",
+        zh="用于 `sigmoid` 和 `simpo`：一对回答标反的概率",
+    )
+    simpo_gamma: float = option(
+        NOT_NEGATIVE,
+        default=0.5,
+        help="With simpo: the margin by which the better answer should be likelier.",
+        doc="with `simpo`: the margin by which the better answer should be likelier",
+        zh="用于 `simpo`：较好回答应高出的 margin",
+        needs={"loss_type": "simpo"},
+    )
+    dpop_lambda: float = option(
+        NOT_NEGATIVE,
+        default=50.0,
+        help="With dpop: weight of what keeps the better answer as likely as under the reference.",
+        doc="with `dpop`: weight of what keeps the better answer as likely as under the reference",
+        zh="用于 `dpop`：使较好回答的概率不低于参考模型的惩罚项权重",
+        needs={"loss_type": "dpop"},
+    )
+    pref_loss_ratio: float = option(
+        NOT_NEGATIVE,
+        default=1.0,
+        help="Weight of the loss of pairs.",
+        doc="weight of the loss of pairs",
+        zh="成对损失的权重",
+    )
+    sft_loss_ratio: float = option(
+        NOT_NEGATIVE,
+        default=0.0,
+        help="Weight of the better answers' own loss, the mean over their tokens, beside it.",
+        doc="weight of the better answers' own loss, the mean over their tokens, beside it",
+        zh="较好回答自身损失（按 token 平均）的权重",
+    )
+    reference_free: bool = option(
+        FLAG,
+        default=False,
+        help="Compare with no reference: as if it gave all answers the same probability.",
+        doc="compare with no reference, as if it gave all answers the same probability",
+        zh="不使用参考模型，视其对所有回答给出相同概率",
+    )
+    ref_model_update_steps: int = option(
+        _DEGREE,
+        default=-1,
+        help="Full tuning: every so many steps the reference takes the trained weights.",
+        doc="full tuning: every so many steps the reference takes the trained weights; checkpoints must be saved at a "
+        "multiple of it",
+        zh="全参数训练：每隔若干步把训练中的权重复制给参考模型；保存 checkpoint 的步数须为其倍数",
+    )
+
+
+@section
+class SinglePreference(Preference):
+    """KTO's loss, of single answers."""
+
+    desirable_weight: float = option(
+        NOT_NEGATIVE, default=1.0, help="Weight of wanted answers.", doc="weight of wanted answers", zh="好的回答的权重"
+    )
+    undesirable_weight: float = option(
+        NOT_NEGATIVE, default=1.0, help="Weight of the others.", doc="weight of the others", zh="其余回答的权重"
     )
 
 
 FINETUNE_MODEL, FINETUNE_DATA = options_of(FinetuneModel), options_of(FinetuneData)
 _OF = {option.name: option for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA)}
+DPO, KTO, PREFERENCE_DATA = map(options_of, (PairPreference, SinglePreference, PreferenceData))
 
 _THEIRS = {option.name: option for option in PADDLENLPS}
 EVALUATED_MODEL = (

@@ -7,6 +7,7 @@ import pytest
 from paddle_te import device
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
+from paddle_te.layers.log_probabilities import linear_log_probabilities
 from tests.cross_entropy_cases import draw, reference
 from tests.te_weights import relative
 
@@ -31,6 +32,24 @@ def test_bf16(seed, gpu, backend, transpose_y, vocabulary):
     with paddle.no_grad():
         again = linear_cross_entropy(hidden, weight, labels, transpose_y=transpose_y, chunk_tokens=128, backend=backend)
     assert again.item() == got.item()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+def test_log_probabilities_have_gradients_of_their_own(seed, gpu, backend, frozen):
+    """Of equal factors they are the loss; tests/unit/layers/test_log_probabilities.py has other factors in float32."""
+    hidden, weight, labels = draw(seed, 2, 300, 128, 1000)
+    x, w = (paddle.to_tensor(a).astype("bfloat16") for a in (hidden.reshape(-1, 128), weight / 8))
+    loss, dx, dw = reference(x.astype("float32").numpy(), w.astype("float32").numpy(), labels)
+    x.stop_gradient, w.stop_gradient = False, frozen
+    got = linear_log_probabilities(x, w, paddle.to_tensor(labels.ravel()), chunk_tokens=128, backend=backend)
+    factor = -1 / (labels != -100).sum()
+    mean = (got * paddle.full_like(got, factor)).sum()
+    mean.backward()
+    assert abs(mean.item() - loss) < 1e-3 * loss
+    for tensor, want in ((x, dx),) if frozen else ((x, dx), (w, dw)):
+        assert tensor.grad.dtype == paddle.bfloat16 and tensor.grad.place == tensor.place
+        assert relative(tensor.grad.astype("float32"), want) < 1e-2
 
 
 @pytest.mark.parametrize("backend, bytes_a_logit", [("paddle", 8), ("transformer_engine", 2)])
