@@ -37,6 +37,8 @@ class Command:
 COMMANDS = {
     "pretrain": Command("paddle_te.launch.__main__", "pretrain a model on this machine's devices", ("pretrain",)),
     "finetune": Command("paddle_te.launch.__main__", "fine-tune a model, whole or with LoRA", ("finetune",)),
+    "dpo": Command("paddle_te.launch.__main__", "tune a model on pairs of a better and a worse answer", ("dpo",)),
+    "kto": Command("paddle_te.launch.__main__", "tune a model on answers that are wanted or not", ("kto",)),
     "evaluate": Command(
         "paddle_te.hosts.paddlenlp.evaluation.evaluate",
         "perplexity, BoolQ, LAMBADA, multiple choice, generation",

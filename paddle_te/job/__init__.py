@@ -9,7 +9,21 @@
 """
 
 from paddle_te.job.doors import LAUNCHER, SCRIPT, Door
-from paddle_te.job.record import FINETUNE, PRETRAIN, Job
+from paddle_te.job.record import DPO, FINETUNE, KTO, PRETRAIN, Job
 from paddle_te.job.rules import RULES, JobError, Rule, check, fault
 
-__all__ = ["FINETUNE", "LAUNCHER", "PRETRAIN", "RULES", "SCRIPT", "Door", "Job", "JobError", "Rule", "check", "fault"]
+__all__ = [
+    "DPO",
+    "FINETUNE",
+    "KTO",
+    "LAUNCHER",
+    "PRETRAIN",
+    "RULES",
+    "SCRIPT",
+    "Door",
+    "Job",
+    "JobError",
+    "Rule",
+    "check",
+    "fault",
+]

@@ -15,6 +15,7 @@ from paddle_te.options.scripts import (
     AGAIN,
     FP8_RECIPES,
     LORA_TARGETS,
+    NO_REFERENCE,
     OPTIMIZER,
     FinetuneData,
     FinetuneModel,
@@ -22,29 +23,33 @@ from paddle_te.options.scripts import (
     Layers,
     Memory,
     Optimizer,
+    PairPreference,
     Parallelism,
     Precision,
+    PreferenceData,
     PretrainData,
     PretrainModel,
     Run,
     Schedule,
+    SinglePreference,
 )
 
-PRETRAIN, FINETUNE = "pretrain", "finetune"
+PRETRAIN, FINETUNE, DPO, KTO = "pretrain", "finetune", "dpo", "kto"
+PREFERENCES = (DPO, KTO)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Job(
     Layers, Parallelism, Precision, Memory, Kernels, Optimizer, Run, Schedule, PretrainModel, PretrainData,
-    FinetuneModel, FinetuneData,
+    FinetuneModel, FinetuneData, PreferenceData, PairPreference, SinglePreference,
 ):  # fmt: skip
     """A run: the flags of its sections by name, and what no flag says.
 
-    script: PRETRAIN or FINETUNE. host: the library of the model and its Trainer. world: processes, one a device. model:
-    what config.json says; None where nobody has read it, and then no rule asks. elsewhere: the run is for another
-    machine, so that what is installed here says nothing. A flag that has no default has one here that says nothing, and
-    a degree that is not given is 1. positions_elsewhere, loads_flex: of a recipe of PaddleFormers, whether its
-    configuration scales the angles or has their base elsewhere, and whether checkpoints are in its default format.
+    script: PRETRAIN, FINETUNE, DPO or KTO. host: the library of the model and its Trainer. world: processes, one a
+    device. model: what config.json says; None where nobody has read it, and then no rule asks. elsewhere: the run is
+    for another machine, so that what is installed here says nothing. A flag that has no default has one here that says
+    nothing, and a degree that is not given is 1. positions_elsewhere, loads_flex: of a recipe of PaddleFormers, whether
+    its configuration scales the angles or has their base elsewhere, and whether checkpoints are in its default format.
     """
 
     script: str = PRETRAIN
@@ -60,6 +65,11 @@ class Job(
     pipeline_parallel_degree: int = 1
     sep_parallel_degree: int = 1
     context_parallel_degree: int = 1
+
+    def __post_init__(self) -> None:
+        """Preference tuning packs its rows, and fills them all."""
+        if self.prefers:
+            self.__dict__.update(zero_padding=True, pad_to_max_length=True)
 
     @classmethod
     def of(cls, flags: object, **known: Any) -> Job:
@@ -198,7 +208,7 @@ class Job(
     @property
     def length_flag(self) -> str:
         """The flag that says how many tokens a sequence has."""
-        return "max_seq_length" if self.script == PRETRAIN else "max_length"
+        return "max_seq_length" if self.script == PRETRAIN else "max_seq_len" if self.prefers else "max_length"
 
     @property
     def sequence(self) -> int:
@@ -209,6 +219,28 @@ class Job(
     def one_length(self) -> bool:
         """Whether all sequences have as many tokens as they may: in fine-tuning only packed or padded ones."""
         return self.script == PRETRAIN or self.pad_to_max_length or self.zero_padding
+
+    # -- what is learned ----------------------------------------------------------------------------
+
+    @property
+    def tunes(self) -> bool:
+        """Whether a trained model is tuned: on answers or on preferences."""
+        return self.script != PRETRAIN
+
+    @property
+    def prefers(self) -> bool:
+        """Whether it is tuned on preferences."""
+        return self.script in PREFERENCES
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether answers are compared with those of a reference."""
+        return self.prefers and not (self.reference_free or (self.script == DPO and self.loss_type in NO_REFERENCE))
+
+    @property
+    def second_model(self) -> bool:
+        """Whether the reference is a model of its own: not one whose adapter is off, nor numbers computed before."""
+        return self.has_reference and not (self.lora or self.precompute_ref_log_probs)
 
     # -- what computes ----------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ from functools import partial
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 from paddle_te.job.doors import SCRIPT, Door, word
-from paddle_te.job.record import FINETUNE, PRETRAIN, Job
+from paddle_te.job.record import DPO, FINETUNE, KTO, PRETRAIN, Job
+from paddle_te.options import scripts
 from paddle_te.options.option import Option
 from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, LAYERS, OPTIMIZER_DEFAULTS, PRETRAINING, TRAINING
 
@@ -129,8 +130,9 @@ def _goes_with(option: Option) -> Iterator[Rule]:
 # ------------------------------------------------------------------------------------------------ layers
 
 _OURS, _TE = ("transformer_engine", "paddle"), ("transformer_engine",)
+_CHECKED = (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA, *scripts.DPO)
 LAYER_RULES = (
-    *(rule for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA) for rule in _goes_with(option)),
+    *(rule for option in _CHECKED for rule in _goes_with(option)),
     Rule(
         lambda job: job.te and job.place == "cpu",
         "{transformer_engine_backend} needs an NVIDIA GPU ({device:gpu} with paddlepaddle-gpu, or {device:nvgpu} with "
@@ -745,12 +747,16 @@ def _cannot_clip(job: Job) -> bool:
 # ------------------------------------------------------------------------------------------------ the Trainer's flags
 
 # What the evaluations of each script measure, and which of two values is the better one
-METRICS = {PRETRAIN: {"loss": "less"}, FINETUNE: {"loss": "less", "accuracy": "greater"}}
-# The schedules of each script; with fine-tuning they are PaddleNLP's, which has flags for some
-SCHEDULES = {
-    PRETRAIN: ("linear", "cosine"),
-    FINETUNE: ("linear", "cosine", "constant", "constant_with_warmup", "polynomial"),
+_OF_REWARDS = {"loss": "less", "rewards/accuracies": "greater", "rewards/margins": "greater"}
+METRICS = {
+    PRETRAIN: {"loss": "less"},
+    FINETUNE: {"loss": "less", "accuracy": "greater"},
+    DPO: _OF_REWARDS,
+    KTO: _OF_REWARDS,
 }
+# The schedules of each script; with fine-tuning they are PaddleNLP's, which has flags for some
+_PADDLENLPS = ("linear", "cosine", "constant", "constant_with_warmup", "polynomial")
+SCHEDULES = {PRETRAIN: ("linear", "cosine"), FINETUNE: _PADDLENLPS, DPO: _PADDLENLPS, KTO: _PADDLENLPS}
 _OF_A_SCHEDULE = {"num_cycles": ("cosine", 0.5), "lr_end": ("polynomial", 1e-7), "power": ("polynomial", 1.0)}
 # Flags of PaddleNLP's that do not do what they say: why, and what to do instead
 _WITHOUT_EFFECT = {
@@ -815,7 +821,7 @@ def _cannot_report(job: Job) -> str:
 TRAINER_RULES = (
     *(_without_effect(flag, why) for flag, why in _WITHOUT_EFFECT.items()),
     Rule(
-        lambda job: job.script == FINETUNE and job.do_predict,
+        lambda job: job.tunes and job.do_predict,
         "{do_predict}: fine-tuning has no test set",
         "run_eval.py measures a model",
         "finetune --do_predict true",
@@ -920,7 +926,7 @@ TRAINER_RULES = (
 def _of_pretraining(job: Job) -> str:
     """A flag that only pretraining has."""
     given = (each.name for each in PRETRAINING if getattr(job, each.name) != each.default)
-    return job.script == FINETUNE and next((f"{{{name}}}" for name in given), "") or ""
+    return job.tunes and next((f"{{{name}}}" for name in given), "") or ""
 
 
 def _packs(job: Job) -> str:
@@ -936,11 +942,13 @@ def _keeps_apart(job: Job) -> str:
 
 
 def _padding_out_of_steps(job: Job) -> str:
-    """By what --pad_to_multiple_of must be divisible, and why; "" where it is."""
+    """The flag for the length of a batch, by what it must be divisible, and why; "" where it is."""
     least, why = job.fp8_multiple * job.sharing, f"for GEMMs with {{fp8_recipe}} and {job.sharing} ranks a sequence"
     if not job.use_fp8:
         least, why = job.sharing * (2 if job.cp > 1 else 1), f"with {{{job.shared_by}}}, which splits sequences"
-    return f"{least}, {why}" if job.script == FINETUNE and job.pad_to_multiple_of % least else ""
+    flag = job.length_flag if job.prefers else "pad_to_multiple_of"
+    wrong = job.tunes and getattr(job, flag) % least
+    return f"{{{flag}}}: it must be a multiple of {least}, {why}" if wrong else ""
 
 
 def _before_dropout(job: Job) -> str:
@@ -961,7 +969,7 @@ FINETUNE_RULES = (
         host=PADDLENLP,
     ),
     Rule(
-        lambda job: job.script == FINETUNE and job.pp > 1,
+        lambda job: job.tunes and job.pp > 1,
         "{pipeline_parallel_degree}: fine-tuning has tensor, sharding and data parallelism only",
         "it must be 1",
         f"x2 {_TUNED} --pipeline_parallel_degree 2 --gradient_accumulation_steps 2",
@@ -969,7 +977,7 @@ FINETUNE_RULES = (
         host=PADDLENLP,
     ),
     Rule(
-        lambda job: job.script == FINETUNE and not (job.do_train or job.do_eval or job.merge_lora),
+        lambda job: job.tunes and not (job.do_train or job.do_eval or job.merge_lora),
         "nothing to do",
         "give {do_train:name}, {do_eval:name} or {merge_lora:name}",
         "finetune",
@@ -1045,7 +1053,7 @@ FINETUNE_RULES = (
     ),
     Rule(
         _padding_out_of_steps,
-        "{pad_to_multiple_of}: it must be a multiple of {found}",
+        "{found}",
         "",
         f"{_TUNED} {FP8} --model_name_or_path llama-125m --fp8_recipe block --pad_to_multiple_of 64",
         f"{_TUNED} {FP8} --model_name_or_path llama-125m --fp8_recipe block --pad_to_multiple_of 128",
@@ -1072,6 +1080,100 @@ FINETUNE_RULES = (
         f"x2 {_TUNED} --sep_parallel_degree 2",
         f"x2 {_TUNED} --sep_parallel_degree 2 --pad_to_max_length true",
         host=PADDLENLP,
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------ preferences
+
+
+def _without_reference(job: Job) -> str:
+    """What says that there is no reference, of a run that is tuned on preferences; "" where there is one."""
+    if not job.prefers or job.has_reference:
+        return ""
+    return "{reference_free}" if job.reference_free else "{loss_type}"
+
+
+_DPO, _KTO = "dpo --do_train true", "kto --do_train true"
+_COMPARES = ("dpop", "sppo_hard", "nca_pair")  # with the reference, answer by answer
+PREFERENCE_RULES = (
+    Rule(
+        lambda job: job.prefers and job.sharing > 1 and f"{{{job.shared_by}}}",
+        "{found}: an answer's log-probability is a sum over its tokens, which must be on one rank",
+        "it must be 1",
+        f"x2 {_DPO} {PD} --sep_parallel_degree 2",
+        f"x2 {_DPO} {PD} --tensor_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.prefers and job.fp8_lm_head,
+        "{fp8_lm_head}: log-probabilities are computed in chunks of tokens, in the activations' precision",
+        "leave it out",
+        f"{_DPO} {FP8} --fp8_lm_head true",
+        f"{_DPO} {FP8}",
+    ),
+    Rule(
+        lambda job: job.prefers and job.label_smoothing_factor,
+        "{label_smoothing_factor} smooths the labels of tokens, which preference tuning has none of",
+        "for pairs that may be the wrong way round take {label_smoothing:name}",
+        f"{_DPO} --label_smoothing_factor 0.1",
+        f"{_DPO} --label_smoothing 0.1",
+    ),
+    Rule(
+        lambda job: job.label_smoothing and job.loss_type not in ("sigmoid", "simpo"),
+        "{label_smoothing} with {loss_type}: only sigmoid and simpo have it",
+        "leave it out",
+        f"{_DPO} --label_smoothing 0.1 --loss_type ipo",
+        f"{_DPO} --label_smoothing 0.1 --loss_type simpo",
+    ),
+    Rule(
+        lambda job: job.loss_type == "orpo" and job.sft_loss_ratio,
+        "{sft_loss_ratio} with {loss_type}, whose tokens' loss has the weight 1",
+        "take {loss_type:or}, which has none of its own",
+        f"{_DPO} --loss_type orpo --sft_loss_ratio 0.5",
+        f"{_DPO} --loss_type or --sft_loss_ratio 0.5",
+    ),
+    Rule(
+        lambda job: job.reference_free and job.loss_type in _COMPARES,
+        "{reference_free} with {loss_type}, which compares each answer with the reference's",
+        "take another loss_type",
+        f"{_DPO} --reference_free true --loss_type dpop",
+        f"{_DPO} --reference_free true --loss_type ipo",
+    ),
+    Rule(
+        lambda job: job.precompute_ref_log_probs and _without_reference(job),
+        "{precompute_ref_log_probs} with {found}: there is no reference",
+        ONE,
+        f"{_DPO} --precompute_ref_log_probs true --loss_type simpo",
+        f"{_DPO} --precompute_ref_log_probs true --loss_type ipo",
+    ),
+    Rule(
+        lambda job: job.ref_model_update_steps > 0 and not job.second_model,
+        "{ref_model_update_steps} needs a reference that is a model of its own",
+        "leave out what makes it another: {lora:name}, {precompute_ref_log_probs:name}, {reference_free:name}, or a "
+        "loss without a reference",
+        f"{_DPO} {TE} --ref_model_update_steps 5 --lora true",
+        f"{_DPO} {TE} --ref_model_update_steps 5",
+    ),
+    Rule(
+        lambda job: job.ref_model_update_steps > 0 and job.save_steps % job.ref_model_update_steps,
+        "{save_steps} with {ref_model_update_steps}: between two updates a checkpoint would not hold the reference, "
+        "and the run could not go on from it",
+        "save at a multiple",
+        f"{_DPO} --ref_model_update_steps 7",
+        f"{_DPO} --ref_model_update_steps 5",
+    ),
+    Rule(
+        lambda job: job.ref_model_update_steps > 0 and job.shards_weights,
+        "{ref_model_update_steps} with {sharding}: each rank has slices of the trained weights only",
+        "use stage1 or stage2",
+        f"x2 {_DPO} --ref_model_update_steps 5 --sharding stage3 --sharding_parallel_degree 2",
+        f"x2 {_DPO} --ref_model_update_steps 5 --sharding stage2 --sharding_parallel_degree 2",
+    ),
+    Rule(
+        lambda job: job.prefers and job.max_prompt_len >= job.max_seq_len,
+        "{max_prompt_len} must be below {max_seq_len}, in which the answers have room, too",
+        "",
+        f"{_KTO} --max_seq_len 1024",
+        f"{_KTO} --max_seq_len 1024 --max_prompt_len 512",
     ),
 )
 
@@ -1190,6 +1292,7 @@ RULES = (
     *OPTIMIZER_RULES,
     *TRAINER_RULES,
     *FINETUNE_RULES,
+    *PREFERENCE_RULES,
     *FORMERS_RULES,
     *FORMERS_LAYOUT_RULES,
 )

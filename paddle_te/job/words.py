@@ -10,17 +10,31 @@ from typing import Any
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
 from paddle_te.host import HOSTS
-from paddle_te.job.record import FINETUNE, FLAGS, PRETRAIN, Job
+from paddle_te.job.record import DPO, FINETUNE, FLAGS, KTO, PRETRAIN, Job
 from paddle_te.options.option import FLAG, Option, options_of
-from paddle_te.options.scripts import FinetuneData, FinetuneModel, PretrainData, PretrainModel
+from paddle_te.options.scripts import (
+    FinetuneData,
+    FinetuneModel,
+    PairPreference,
+    PreferenceData,
+    PretrainData,
+    PretrainModel,
+    SinglePreference,
+)
 
 # Sections that a script does not have
-_WITHOUT = {PRETRAIN: (FinetuneModel, FinetuneData), FINETUNE: (PretrainModel, PretrainData)}
+_PRETRAINS, _PREFERS = (PretrainModel, PretrainData), (PreferenceData, PairPreference, SinglePreference)
+_WITHOUT = {
+    PRETRAIN: (FinetuneModel, FinetuneData, *_PREFERS),
+    FINETUNE: (*_PRETRAINS, *_PREFERS),
+    DPO: (*_PRETRAINS, SinglePreference),
+    KTO: (*_PRETRAINS, PairPreference),
+}
 
 
 @cache
 def options(script: str | None = None) -> dict[str, Option]:
-    """The options of a script, or of both, by name."""
+    """The options of a script, or of all, by name."""
     without = _WITHOUT[script] if script else ()
     return {option.name: option for option in options_of(*(each for each in Job.__bases__ if each not in without))}
 
@@ -91,7 +105,7 @@ def job_of(words: Iterable[str], **known: Any) -> Job:
 
 
 def example(text: str) -> Job:
-    """The Job of a rule's example: flags, before them, where wanted, `finetune`, a host, and `xN`, the processes."""
+    """The Job of a rule's example: flags, before them, where wanted, a script, a host, and `xN`, the processes."""
     words = text.split()
     known: dict[str, object] = {}
     while words and not words[0].startswith("--"):

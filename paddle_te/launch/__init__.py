@@ -15,7 +15,7 @@ from paddle_te.options import Option
 
 
 class JobModule(Protocol):
-    """What a job is here: the module `pretrain` or `finetune`.
+    """What a job is here: the module `pretrain`, `finetune`, `dpo` or `kto`.
 
     ARGUMENTS: its options (`paddle_te.options.launcher`), in the order of its script's positional arguments. VARIABLES:
     those of its own that are read from the environment, beside those of all jobs. FIXED: {name: value} of what other

@@ -12,13 +12,13 @@ import os
 import sys
 
 from paddle_te.host import HostError, find
-from paddle_te.launch import arguments, finetune, pretrain
+from paddle_te.launch import arguments, dpo, finetune, kto, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.recipe import RECIPE
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete
 
-JOBS = {"pretrain": pretrain, "finetune": finetune}
+JOBS = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo, "kto": kto}
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:

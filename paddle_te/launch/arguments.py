@@ -52,7 +52,7 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
 
 
 def name_of(job: JobModule) -> str:
-    """Return pretrain or finetune."""
+    """Return pretrain, finetune, dpo or kto."""
     return job.__name__.rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""The first records of fine-tuning's data, read before a job starts, which refuses what training would refuse."""
+"""The first records of what a model is tuned on, read before a job starts, which refuses what training would refuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_record
 from paddle_te.job import words
 from paddle_te.launch.machines import LaunchError
 
-FLAGS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "src_length", "max_length", "do_eval")
+_READ = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "do_eval")
+FLAGS = (*_READ, "src_length", "max_length")
+_PREFERENCE = (*_READ, "train_dataset_path", "dev_dataset_path", "max_seq_len", "max_prompt_len")
 
 
 def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
@@ -35,6 +37,33 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
                 template = ChatTemplate.of(tokenizer, name, None if chosen is None else str(chosen))
                 maker = samples.SampleMaker(tokenizer, template, told["src_length"], told["max_length"])
                 samples.samples_of(paths, maker, samples.FIRST)
+    except (ValueError, OSError) as error:
+        raise LaunchError(f"dataset: {error}") from error
+
+
+def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: bool) -> None:
+    """Make pairs of the first records, as training will; arguments as `check_data`'s. labelled: for KTO.
+
+    Raises LaunchError for what training would refuse.
+    """
+    from paddle_te.data import preference_samples, preferences, samples  # here, as they import NumPy
+    from paddle_te.data.chat_template import ChatTemplate  # and Jinja
+    from paddle_te.data.tokenizer import read_tokenizer  # and tokenizers
+
+    try:
+        told: dict[str, Any] = {name: flags.get(name) for name in _PREFERENCE} | words.read(extra, _PREFERENCE)[0]
+        name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
+        tokenizer = read_tokenizer(Path(name)) if Path(name).is_dir() else None
+        for split in (TRAIN, DEV) if told["do_eval"] else (TRAIN,):
+            file = told[f"{split}_dataset_path"]
+            paths = [Path(str(file))] if file else find_files(told["dataset_name_or_path"], split)
+            if tokenizer is None:
+                list(preferences.read_judged(paths, labelled, samples.FIRST))
+            else:
+                template = ChatTemplate.of(tokenizer, name, None if chosen is None else str(chosen))
+                maker = samples.SampleMaker(tokenizer, template, told["max_seq_len"], told["max_seq_len"])
+                pairs = preference_samples.PairMaker(maker, told["max_seq_len"], told["max_prompt_len"])
+                preference_samples.pairs_of(paths, pairs, labelled, samples.FIRST)
     except (ValueError, OSError) as error:
         raise LaunchError(f"dataset: {error}") from error
 

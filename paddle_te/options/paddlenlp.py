@@ -1,6 +1,6 @@
 """What PaddleNLP's files of arguments may say and these scripts do not have."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from paddle_te.options.removed import asks_for_nothing, without_removed
 
@@ -18,14 +18,20 @@ UNSUPPORTED = {
     "autotuner_benchmark": (False, "tools/benchmark/throughput.py measures"),
     "benchmark": (False, "tools/benchmark/throughput.py measures"),
     "flash_mask": (False, "zero_padding needs no mask with backends pd and te"),
+    "lazy": (False, "all records are read before training"),
+    "rslora_plus": (False, "--rslora true --lora_alpha 4 scales as it does, with one learning rate for A and B"),
     "use_long_sequence_strategies": (False, "sequences are as long as the model's positions"),
 }
 
 
-def without_unsupported(values: Mapping[str, object]) -> dict[str, object]:
-    """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError."""
+def without_unsupported(values: Mapping[str, object], known: Container[str] = ()) -> dict[str, object]:
+    """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError.
+
+    known: those of UNSUPPORTED that this script has.
+    """
     values = without_removed(values)
-    for name, (nothing, remedy) in UNSUPPORTED.items():
+    refused = {name: says for name, says in UNSUPPORTED.items() if name not in known}
+    for name, (nothing, remedy) in refused.items():
         if name in values and not asks_for_nothing(values[name], nothing):
             raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
-    return {name: value for name, value in values.items() if name not in UNSUPPORTED}
+    return {name: value for name, value in values.items() if name not in refused}

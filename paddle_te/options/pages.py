@@ -26,8 +26,11 @@ TABLES = {
     "llama_single_node_interactive.sh, variables": (*launcher.PRETRAIN_VARIABLES, *launcher.VARIABLES),
     "llama_finetune.sh": launcher.FINETUNE,
     "llama_finetune.sh, variables": (*launcher.FINETUNE_VARIABLES, *launcher.VARIABLES),
+    "llama_dpo.sh, llama_kto.sh": launcher.PREFERENCE,
     "run_pretrain.py": (*_TRAINING, *scripts.PRETRAIN_MODEL, *scripts.PRETRAIN_DATA, *scripts.PRETRAINING),
     "run_finetune.py": (*scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA),
+    "run_dpo.py": (*scripts.DPO, *scripts.PREFERENCE_DATA),
+    "run_kto.py": tuple(option for option in scripts.KTO if option not in scripts.DPO),
     "run_eval.py": (*scripts.EVALUATED_MODEL, *scripts.EVALUATION_TASKS),
 }
 _HEADS = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from paddle_te.host import HostArguments, HostConfig
-from paddle_te.runs.lines import step_values, training_begins
+from paddle_te.runs.lines import evaluation_values, step_values, training_begins
 from paddle_te.training.callback import Callback, Control, State
 from paddle_te.training.throughput import run_name
 
@@ -47,8 +47,7 @@ class LinesCallback(Callback):
         if "loss" in logs:
             logger.info(f"step {state.global_step}/{state.max_steps}: {step_values(logs)}")
         elif "eval_loss" in logs:
-            accuracy = f", accuracy {logs['eval_accuracy']:.2%}" if "eval_accuracy" in logs else ""
-            logger.info(f"evaluation after step {state.global_step}: loss {logs['eval_loss']:.5f}{accuracy}")
+            logger.info(f"evaluation after step {state.global_step}: {evaluation_values(logs)}")
 
     def on_train_end(self, args: HostArguments, state: State, control: Control, **kwargs: Any) -> None:
         if state.is_world_process_zero:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
@@ -26,8 +27,8 @@ from paddle_te.distributed import gather_objects
 from paddle_te.host import HostClass, HostModel
 from paddle_te.models.switch import take_over
 
-COUNTS = "labels_that_count"  # a list in a batch: how many in each row
-WEIGHT = "loss_weight"  # a Weight in a batch
+COUNTS = "labels_that_count"  # a list in a batch: how many in each row, or a list of how many of each kind
+WEIGHT = "loss_weight"  # a Weight in a batch, or a tuple of one for each kind
 Weight = float | Tensor  # of shape []
 Batch = dict[str, Any]
 
@@ -55,14 +56,19 @@ def weighed(batches: Iterator[Batch], micro_batches: int, ranks: int = 1, proces
     ahead = list(islice(batches, micro_batches))
     while ahead:
         step, ahead = ahead, []
-        counts = [sum(batch.pop(COUNTS)) for batch in step]
+        counts = [np.sum(batch.pop(COUNTS), axis=0).tolist() for batch in step]
         for batch, weight in zip(step, shares(counts, ranks, processes), strict=True):
             ahead += islice(batches, 1)
             yield {**batch, WEIGHT: weight}
 
 
-def shares(counts: Sequence[int], ranks: int = 1, processes: int = 1) -> list[float] | list[Tensor]:
-    """Return the weights of a step's micro-batches, of their numbers of labels on this rank; see `weighed`."""
+def shares(counts: Sequence[Any], ranks: int = 1, processes: int = 1) -> list[Any]:
+    """Return the weights of a step's micro-batches, of their numbers of labels on this rank; see `weighed`.
+
+    Of several kinds of labels each has a weight of its own.
+    """
+    if isinstance(counts[0], list):
+        return list(zip(*(shares(kind, ranks, processes) for kind in zip(*counts, strict=True)), strict=True))
     if ranks == 1:
         return [count * len(counts) / max(sum(counts), 1) for count in counts]
     total = paddle.to_tensor(sum(counts), dtype="float32")
@@ -144,10 +150,15 @@ class WeighedTrainer(HostClass):
     data_collator: Callable[[Sequence[Any]], Batch]
     _loss_weight: Weight | None = None  # of the running micro-batch
 
-    def weigh_losses(self, ignore_index: int = -100, pipeline: HostModel = None) -> None:
-        """Weigh losses from now on. pipeline: the model where it is one, whose last stage computes the loss."""
+    def weigh_losses(self, ignore_index: int | None = -100, pipeline: HostModel = None) -> None:
+        """Weigh losses from now on.
+
+        ignore_index: the label that does not count; None where the collator counts. pipeline: the model where it is
+        one, whose last stage computes the loss.
+        """
         self._labels_vary = True
-        self.data_collator = CountingCollator(self.data_collator, ignore_index)
+        if ignore_index is not None:
+            self.data_collator = CountingCollator(self.data_collator, ignore_index)
         if pipeline is not None:
             self.pipeline_loss = pipeline._loss_fn[0] = PipelineLoss(pipeline._loss_fn[0])
 

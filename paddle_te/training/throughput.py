@@ -16,7 +16,7 @@ from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.planner import Model
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
-from paddle_te.runs.lines import samples_of_step
+from paddle_te.runs.lines import of_preferences, samples_of_step
 from paddle_te.training.callback import Callback, Control, State
 
 
@@ -104,8 +104,8 @@ class ThroughputCallback(Callback):
     `step_time` in seconds (mean of the interval; saving and evaluating not counted, loading data counted),
     `tokens_per_second` of the whole job, memory of the first process's device; "skipped_steps" where some were left
     out since the line before (`health`), and no line where all were; "grad_norm" before clipping, of the last step,
-    where the Trainer logs it. A resumed run keeps the lines up to the step it resumes from. At the end
-    train_summary.json, whose speeds leave out the first interval (warm-up).
+    where the Trainer logs it; preference tuning's rewards. A resumed run keeps the lines up to the step it resumes
+    from. At the end train_summary.json, whose speeds leave out the first interval (warm-up).
 
     It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
 
@@ -197,6 +197,7 @@ class ThroughputCallback(Callback):
             "peak_memory_bytes": device.peak_memory(),
             **({"skipped_steps": self.unlogged} if self.unlogged else {}),
             **({"grad_norm": logs["grad_norm"]} if "grad_norm" in logs else {}),
+            **of_preferences(logs),
         }
         self.unlogged = 0
         self.records.append(record)

@@ -10,6 +10,7 @@ from typing import Any
 from paddle_te.data.records import DEV, TRAIN
 from paddle_te.job import Job, words
 from paddle_te.job.paddleformers import LINES, recompute_lines
+from paddle_te.job.record import PREFERENCES
 from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.finetune_data import questions
@@ -96,6 +97,8 @@ def check_arguments(job: JobModule, args: argparse.Namespace, device: str, nodes
 
     Parallel degrees are not looked at: job.rules says which ones it has.
     """
+    if (name := job.__name__.rpartition(".")[2]) in PREFERENCES:
+        raise LaunchError(f"HOST=paddleformers: paddle-te {name} tunes with PaddleNLP only; use HOST=paddlenlp")
     options = {option.name: option for option in (*job.ARGUMENTS, *launcher.VARIABLES, *job.VARIABLES)}
     for name in filter(options.get, _NOT_THERE):
         if _asks(options[name], getattr(args, name)):

@@ -1,5 +1,5 @@
-"""Fine-tuning, likelihoods, generation, the fused loss, dropout and what saves memory, on backend transformer_engine
-where there is no GPU.
+"""Fine-tuning, preference tuning, likelihoods, generation, the fused loss, dropout and what saves memory, on backend
+transformer_engine where there is no GPU.
 
 The tests of tests/gpu themselves, in a process whose device is nvgpu's host runtime and whose TE kernels are NumPy.
 """
@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[3]
 FILES = {
     "test_finetune": 12,
     "test_generation": 8,
-    "test_cross_entropy": 10,
+    "test_cross_entropy": 14,
     "test_dropout": 12,
     "test_memory": 4,
+    "test_preferences": 2,
 }  # how many tests of each run here
 
 

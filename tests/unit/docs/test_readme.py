@@ -15,6 +15,8 @@ from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrai
 from paddle_te.hosts.paddlenlp.training.datasets import DataArguments
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import FinetuneDataArguments
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
+from paddle_te.hosts.paddlenlp.training.preference_datasets import PreferenceDataArguments
+from paddle_te.hosts.paddlenlp.training.preference_trainer import DPOConfig, KTOConfig
 from paddle_te.options.pages import TABLES, pages
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +42,8 @@ def scripts():
     return {
         "run_pretrain.py": own | names(ModelArguments, DataArguments),
         "run_finetune.py": names(FinetuneModelArguments, FinetuneDataArguments),
+        "run_dpo.py": names(PreferenceDataArguments, DPOConfig),
+        "run_kto.py": names(KTOConfig),
         "run_eval.py": names(EvalArguments),
         "te_llama_ckpt_converter.py": options("llm/llama/te_llama_ckpt_converter.py"),
         "prepare_data.py": options("tools/prepare_data.py"),

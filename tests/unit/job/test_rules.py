@@ -14,20 +14,24 @@ from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser, ModelAr
 from paddle_te.hosts.paddlenlp.training.datasets import DataArguments
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import FinetuneDataArguments
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
-from paddle_te.job import FINETUNE, LAUNCHER, PRETRAIN, RULES, SCRIPT, Job, JobError, check, fault
+from paddle_te.hosts.paddlenlp.training.preference import KTOTuning, PreferenceTuning
+from paddle_te.job import DPO, FINETUNE, KTO, LAUNCHER, PRETRAIN, RULES, SCRIPT, Job, JobError, check, fault
 from paddle_te.job.doors import word
 from paddle_te.job.paddleformers import RECIPE, job_of_recipe
 from paddle_te.job.words import example
-from paddle_te.launch import finetune, pretrain
+from paddle_te.launch import dpo, finetune, kto, pretrain
 from paddle_te.launch.arguments import parse
 from paddle_te.launch.flags import check_asked
 from paddle_te.launch.machines import LaunchError
+from paddle_te.options import scripts
 from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, LAYERS, TRAINING
 
 EXAMPLES = [rule for rule in RULES if rule.breaks]
 PARSED = {
     PRETRAIN: (ModelArguments, DataArguments, PreTrainingArguments),
     FINETUNE: (FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments),
+    DPO: PreferenceTuning.CLASSES,
+    KTO: KTOTuning.CLASSES,
 }
 
 
@@ -72,6 +76,8 @@ PLAIN = dict(TP=1, FSDP=1, GA=1, SP="false", backend="none", precision="fp32", b
 JOBS = {
     PRETRAIN: (pretrain, PLAIN | dict(PP=1, VP=1, OVERLAP=0, max_seqlen=1024, LEARNING_RATE=5e-5)),
     FINETUNE: (finetune, PLAIN | dict(method="full")),
+    DPO: (dpo, PLAIN | dict(method="full")),
+    KTO: (kto, PLAIN | dict(method="full")),
 }
 
 
@@ -120,7 +126,7 @@ def test_the_launchers_own_arguments_have_their_names(words, said):
 
 def test_options_that_mean_nothing_alone():
     """`Option.needs` makes a rule for each other flag."""
-    for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA):
+    for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA, *scripts.DPO):
         for other, wanted in option.needs.items():
             others = {name: value for name, value in option.needs.items() if name != other}
             asked = replace(Job(), **others, **{option.name: "given", other: "else"})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paddle_te.data.records import DEV, TRAIN
-from paddle_te.launch.finetune_data import check_data, questions
+from paddle_te.launch.finetune_data import check_data, check_preferences, questions
 from paddle_te.launch.machines import LaunchError
 from tests import chats
 
@@ -74,3 +74,25 @@ def test_paddleformers_reads_lines_of_questions(folder):
     (folder / "train.json").write_text(json.dumps([QUESTION]))
     with pytest.raises(LaunchError, match="one file of JSON lines"):
         questions(folder, TRAIN)
+
+
+def prefers(folder, *records, labelled=False, **flags):
+    tokenizer = chats.save_tokenizer(folder / "tokenizer", chats.PLAIN["chatml"])
+    write(folder, *records)
+    told = dict(dataset_name_or_path=folder, tokenizer_name_or_path=tokenizer, max_seq_len=200, max_prompt_len=64)
+    check_preferences(told | flags, [], labelled)
+
+
+def test_preferences_that_training_takes(folder):
+    pair = {"prompt": "Hi", "chosen": "Hello", "rejected": "What"}
+    prefers(folder, pair, pair | {"rejected": "Hello"})
+    prefers(folder, {"prompt": "Hi", "completion": "Hello", "label": True}, labelled=True)
+    (folder / "other.jsonl").write_text(json.dumps(pair))
+    prefers(folder, QUESTION, train_dataset_path=str(folder / "other.jsonl"))
+
+
+def test_preferences_that_training_refuses(folder):
+    with pytest.raises(LaunchError, match="dataset: .*train.json:1: needs .chosen. and .rejected."):
+        prefers(folder, QUESTION)
+    with pytest.raises(LaunchError, match="train.json:1: has one answer with a label, which is KTO's"):
+        prefers(folder, {"prompt": "Hi", "completion": "Hello", "label": True})

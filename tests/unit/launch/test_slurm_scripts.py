@@ -61,6 +61,14 @@ def test_fine_tuning(slurm, folders, tmp_path):
         assert words in text, text
 
 
+def test_tuning_on_preferences(slurm, folders):
+    (Path(folders["DATASET"]) / "train.json").write_text('{"prompt": "a", "chosen": "b", "rejected": "a"}\n')
+    status, text = slurm("llama_finetune.sub", "-N1", TASK="dpo", MBS="1", **folders)
+    assert status == 0 and "run_dpo.py" in text and "--max_seq_len 2048 " in text, text
+    status, text = slurm("llama_finetune.sub", TASK="ppo", **folders)
+    assert status != 0 and "error: TASK: 'ppo' must be one of finetune, dpo, kto" in text, text
+
+
 def test_fine_tuning_in_a_container(slurm, folders, tmp_path):
     status, text = slurm("llama_finetune.sub", CONTAINER="image", CONTAINER_MOUNTS="/more:/more", **folders)
     assert status != 0 and "does not see /outputs/" in text, "the stand-in starts no container"

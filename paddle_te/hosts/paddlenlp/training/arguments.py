@@ -124,7 +124,8 @@ class ScriptParser(PdArgumentParser):
         if not isinstance(content, dict):
             raise ValueError(f"{json_file}: must be an object of flags and their values, {{...}}")
         words = super().read_json(json_file)
-        for name in content.keys() - without_unsupported(content).keys():
+        own = {word.removeprefix("--") for word in self._option_string_actions}
+        for name in content.keys() - without_unsupported(content, own).keys():
             start = words.index(f"--{name}")
             del words[start : start + 2]
         return words

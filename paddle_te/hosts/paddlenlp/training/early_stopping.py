@@ -13,7 +13,6 @@ from typing import Any
 from paddlenlp.trainer import IntervalStrategy, TrainerCallback
 
 from paddle_te.host import HostArguments
-from paddle_te.job import FINETUNE
 from paddle_te.job.rules import METRICS
 from paddle_te.training.callback import Control, State
 from paddle_te.weights.contents import read_state
@@ -35,7 +34,8 @@ def without_improvement(values: Iterable[float], greater: bool) -> int:
 
 def evaluation_in(logs: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
     """Return [what a log line of an evaluation measured] for a Trainer's log_history; [] of another line."""
-    measured = {name: logs[name] for name in (f"eval_{metric}" for metric in METRICS[FINETUNE]) if name in logs}
+    known = dict.fromkeys(f"eval_{metric}" for metrics in METRICS.values() for metric in metrics)
+    measured = {name: logs[name] for name in known if name in logs}
     return [{"step": step, **measured}] if measured else []
 
 

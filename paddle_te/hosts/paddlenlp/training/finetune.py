@@ -10,11 +10,14 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
+from paddle_te.data.chat_template import ChatTemplate
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.fp8 import stored_scaling
@@ -129,24 +132,60 @@ def new_adapter(model_args: FinetuneModelArguments, training_args: HostArguments
     )
 
 
-def make_trainer(
-    model: HostModel,
-    data_args: FinetuneDataArguments,
-    training_args: HostArguments,
-    tokenizer: AnyTokenizer,
-    datasets: Datasets,
-) -> FinetuningTrainer:
-    """datasets: (train, dev)."""
-    train, dev = datasets
-    masked = data_args.zero_padding and needs_mask(training_args.transformer_engine_backend)
-    return FinetuningTrainer(
-        model=model,
-        args=training_args,
-        data_collator=Collator(data_args, masked),
-        train_dataset=train,
-        eval_dataset=dev,
-        tokenizer=tokenizer,
-    )
+class Finetuning:
+    """Hold what tuning on answers has of its own; tuning on preferences has the same attributes.
+
+    CLASSES: the dataclasses of its command line. Their objects are model_args, data_args and training_args.
+    """
+
+    CLASSES: ClassVar[tuple[type, ...]] = FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments
+
+    def __init__(self, model_args: FinetuneModelArguments, data_args: Any, training_args: HostArguments) -> None:
+        self.model_args, self.data_args, self.training_args = model_args, data_args, training_args
+
+    def datasets(self, tokenizer: AnyTokenizer, template: ChatTemplate | None) -> Datasets:
+        """Return (train, dev), None for what is not done."""
+        args = self.training_args
+        return create_datasets(self.data_args, tokenizer, template, args.do_train, args.do_eval)
+
+    def data_identity(self, template: ChatTemplate | None) -> dict[str, object]:
+        """Return {name: value} that tells the data from others."""
+        return data_identity(self.data_args, template, data_seed(self.training_args))
+
+    def tokens(self, dataset: Any) -> float:
+        """Return those of a mean sample."""
+        return tokens_per_sample(dataset)
+
+    def check_start(self, checkpoint: str) -> None:
+        """Raise ValueError for a checkpoint from which this kind of tuning cannot go on."""
+
+    def make_config(self, datasets: Datasets) -> HostConfig:
+        """Return the model's configuration. Raises ValueError for samples that are not for it."""
+        return make_config(self.model_args, self.data_args, self.training_args, datasets)
+
+    def make_model(self, config: HostConfig) -> HostModel:
+        """Return the model that is trained."""
+        return make_model(config, self.model_args, self.training_args)
+
+    def make_trainer(self, model: HostModel, tokenizer: AnyTokenizer, datasets: Datasets) -> FinetuningTrainer:
+        """Return the Trainer of (train, dev)."""
+        data_args, (train, dev) = self.data_args, datasets
+        masked = data_args.zero_padding and needs_mask(self.training_args.transformer_engine_backend)
+        return FinetuningTrainer(
+            model=model,
+            args=self.training_args,
+            data_collator=Collator(data_args, masked),
+            train_dataset=train,
+            eval_dataset=dev,
+            tokenizer=tokenizer,
+        )
+
+    def prepare(self, trainer: FinetuningTrainer, datasets: Datasets) -> None:
+        """Do what is to be done with the model before it is trained."""
+
+    def forwards(self) -> int:
+        """Return how often the model computes a batch forward, beside training's own."""
+        return 0
 
 
 def train_and_save(
@@ -206,27 +245,28 @@ def merge(trainer: FinetuningTrainer, model_args: FinetuneModelArguments, tokeni
     logger.info(f"{folder} is complete: the model of {base} with the adapter in {adapter} in its weights")
 
 
-def finetune() -> None:
+def tune(kind: type[Finetuning]) -> None:
+    """Tune a model. kind: Finetuning, or a class with its attributes."""
     exit_signal = ExitSignalCallback()
     with refusing_wrong_input():
-        model_args, data_args, training_args = parse_arguments(
-            FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments
-        )
+        task = kind(*parse_arguments(*kind.CLASSES))
+        model_args, data_args, training_args = task.model_args, task.data_args, task.training_args
         checkpoint = find_start(training_args)
         start_from(checkpoint, training_args)
         if checkpoint:
             check_fp8_state(checkpoint, training_args)
+            task.check_start(checkpoint)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer)
         template = chat_template(data_args, tokenizer, model_args.tokenizer)
-        datasets = create_datasets(data_args, tokenizer, template, training_args.do_train, training_args.do_eval)
+        datasets = task.datasets(tokenizer, template)
         if training_args.do_train:
             check_whole_step(len(datasets[0]), training_args)
-        config = make_config(model_args, data_args, training_args, datasets)
+        config = task.make_config(datasets)
         check_freeze(config, training_args)
         train = datasets[0]
         course = make_course(len(train), checkpoint, training_args) if train else None
-        identity = data_identity(data_args, template, data_seed(training_args)) if train else None
+        identity = task.data_identity(template) if train else None
         if checkpoint:
             recipe = fp8_recipe(config) if model_args.quantize_base else None
             quantized = stored_scaling(recipe).words if recipe else None
@@ -235,9 +275,9 @@ def finetune() -> None:
         finished = is_finished(course, training_args)
         if model_args.merge_lora:
             check_new(merged_folder(training_args))
-        model = make_model(config, model_args, training_args)
+        model = task.make_model(config)
 
-    trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
+    trainer = task.make_trainer(model, tokenizer, datasets)
     screen.keep_details(training_args.output_dir, training_args.process_index)
     trainer.data_identity = identity
     if course:
@@ -246,8 +286,9 @@ def finetune() -> None:
     # right padding needs no mask where attention is causal; packed samples bring one where it is needed
     mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
     with mask, advised(config, training_args, model_args.model_name_or_path, model if model_args.lora else None):
+        task.prepare(trainer, datasets)
         if training_args.do_train:
-            count_real_tokens(trainer, model.config, tokens_per_sample(datasets[0]), model_args.lora)
+            count_real_tokens(trainer, model.config, task.tokens(datasets[0]), model_args.lora, task.forwards())
             if not train_and_save(trainer, checkpoint, finished, exit_signal):
                 return  # what follows is of the finished model
         if training_args.do_eval:
@@ -258,4 +299,4 @@ def finetune() -> None:
 
 def main() -> None:
     """Fine-tune as the command line says. Exit with 2 for wrong arguments or data, else as `run_to_end` says."""
-    run_to_end(finetune)
+    run_to_end(partial(tune, Finetuning))

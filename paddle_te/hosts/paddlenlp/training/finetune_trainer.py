@@ -106,11 +106,14 @@ class FinetuningTrainer(PretrainingTrainer):
         return StepSampler(eval_dataset, args.per_device_eval_batch_size, **ranks)
 
 
-def count_real_tokens(trainer: HostTrainer, config: HostConfig, tokens: float, lora: bool) -> None:
-    """Let ThroughputCallback count the tokens of a mean sample instead of max_length, and LoRA's smaller backward."""
+def count_real_tokens(trainer: HostTrainer, config: HostConfig, tokens: float, lora: bool, forwards: int = 0) -> None:
+    """Let ThroughputCallback count the tokens of a mean sample instead of max_length.
+
+    And LoRA's smaller backward, and so many further forwards.
+    """
     config = copy.deepcopy(config)
     config.seq_length = tokens
-    flops: float = model_flops_per_token(config)
+    flops: float = model_flops_per_token(config) * (1 + forwards / 3)
     if lora:
         config.seq_length = 0
         flops -= model_flops_per_token(config) / 3  # a frozen weight has no gradient: 4 instead of 6 a weight

@@ -50,6 +50,11 @@ def test_no_label_counts():
     assert [batch[WEIGHT] for batch in weighed(iter(counted([0], [0])), 2)] == [0, 0]
 
 
+def test_each_kind_of_labels_has_weights_of_its_own():
+    got = [batch[WEIGHT] for batch in weighed(iter(counted([[1, 5], [2, 1]], [[1, 18]])), 2)]
+    assert got == [(3 * 2 / 4, 6 * 2 / 24), (1 * 2 / 4, 18 * 2 / 24)]
+
+
 def test_over_ranks(monkeypatch):
     """Four processes, of which two and two read the same: 6 and 18 labels."""
     sums = []

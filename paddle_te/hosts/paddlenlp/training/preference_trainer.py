@@ -1,0 +1,161 @@
+"""Preference tuning of all weights or of a LoRA adapter: arguments and trainer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle import Tensor
+from paddlenlp.transformers.configuration_utils import llmmetaclass
+
+from paddle_te.distributed import gather_objects
+from paddle_te.host import HostArguments, HostModel
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer
+from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, PRESENT
+from paddle_te.hosts.paddlenlp.training.preference_reference import Reference, SecondModel, log_probabilities
+from paddle_te.job import DPO, KTO
+from paddle_te.options import check_values
+from paddle_te.options.scripts import PairPreference, SinglePreference
+from paddle_te.training.loss_weights import COUNTS
+from paddle_te.training.preference_loss import Answer, Answers, KTOLoss, PairLoss
+
+
+@dataclass
+@llmmetaclass
+class DPOArguments(FinetuningArguments):
+    """FinetuningArguments of run_dpo.py."""
+
+    SCRIPT = DPO
+
+
+@dataclass
+@llmmetaclass
+class KTOArguments(FinetuningArguments):
+    """FinetuningArguments of run_kto.py."""
+
+    SCRIPT = KTO
+
+
+def settings_of(kind: type[Any], said: Any) -> dict[str, Any]:
+    """Return the options in `said` that the fields of the dataclass `kind` are called by."""
+    names = {field.name for field in fields(kind)} & {field.name for field in fields(said)}
+    return {name: getattr(said, name) for name in names}
+
+
+@dataclass(frozen=True)
+class DPOConfig(PairPreference):
+    """How pairs are compared. Names and defaults are PaddleNLP's."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def loss(self) -> PairLoss:
+        """Return the loss that is asked for."""
+        return PairLoss(**settings_of(PairLoss, self))
+
+
+@dataclass(frozen=True)
+class KTOConfig(SinglePreference):
+    """How single answers are judged. Names and defaults are PaddleNLP's."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def loss(self) -> KTOLoss:
+        """Return the loss that is asked for."""
+        return KTOLoss(**settings_of(KTOLoss, self), total=over_all_ranks)
+
+
+def over_all_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum over all processes, in which the ranks that read the same count as often as each other."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+class Sums:
+    """Hold what the micro-batches since the last log line add up to, on this rank, without waiting for the device."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._values: Tensor | None = None
+
+    def add(self, sums: Mapping[str, Tensor]) -> None:
+        """Add {name: float32 []}."""
+        values = paddle.stack(list(sums.values()))
+        self._names, self._values = tuple(sums), values if self._values is None else self._values + values
+
+    def take(self, args: HostArguments) -> dict[str, float]:
+        """Return {name: the sum over all ranks with other data}, {} where there was no micro-batch. Begins anew."""
+        mine = None if self._values is None else self._values.tolist()
+        everyone = [each for each in gather_objects(mine, args.world_size) if each is not None]
+        alike = args.world_size // max(args.dataset_world_size, 1)  # ranks that read the same
+        names, self._values = self._names, None
+        return {name: sum(each) / alike for name, each in zip(names, zip(*everyone, strict=True), strict=True)}
+
+
+class PreferenceTrainer(FinetuningTrainer):
+    """Compare the answers of a batch with the reference's.
+
+    loss: of `training.preference_loss`. reference: of `preference_reference`. update_steps: of SecondModel, after how
+    many steps it takes the trained weights; 0: never.
+    """
+
+    def __init__(
+        self, *args: Any, loss: PairLoss | KTOLoss, reference: Reference, update_steps: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.loss, self.reference, self.update_steps = loss, reference, update_steps
+        self._sums = Sums()
+
+    def _weigh_losses(self) -> None:
+        self.weigh_losses(ignore_index=None)
+
+    def training_step(self, model: HostModel, inputs: dict[str, Any], step_control: int = 0) -> Tensor:
+        """Do one micro-batch; the reference is renewed before the first one of a step."""
+        step = self.state.global_step
+        if self.update_steps and step and step_control == 0 and step % self.update_steps == 0:
+            assert isinstance(self.reference, SecondModel)  # a rule of job.rules
+            self.reference.take_weights(self.model)
+        return super().training_step(model, inputs, step_control)
+
+    def compute_loss(self, model: HostModel, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
+        """Return the micro-batch's share of the step's loss, a mean over all pairs of all ranks."""
+        reference = self.reference.log_probabilities(model, inputs).unbind(0)
+        policy, tokens = log_probabilities(model, inputs), inputs[LENGTHS].unbind(0)
+        first, second = (Answer(*each) for each in zip(policy, reference, tokens, strict=True))
+        with paddle.amp.auto_cast(False):
+            outcome = self.loss(Answers(first, second, inputs[PRESENT], inputs[GOOD]))
+            self._sums.add(outcome.sums)
+            weights: Any = self._loss_weight or (1, 1)
+            loss = sum(part * weight for part, weight in zip(outcome.parts, weights, strict=True))
+        return (loss, (loss,)) if return_outputs else loss
+
+    def prediction_step(self, model: HostModel, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """Return the loss of a batch; that of the evaluation is made of `_sums`."""
+        inputs.pop(COUNTS, None)
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Add the loss and the rewards over all pairs of all ranks."""
+        training, self._sums = self._sums, Sums()
+        try:
+            output = super(FinetuningTrainer, self).evaluation_loop(
+                *args, metric_key_prefix=metric_key_prefix, **kwargs
+            )
+            found = self._metrics()
+        finally:
+            self._sums = training
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        return output
+
+    def log(self, logs: dict[str, Any], **kwargs: Any) -> None:
+        """Add the rewards since the last line."""
+        if "loss" in logs:
+            logs |= {name: value for name, value in self._metrics().items() if name != "loss"}
+        super().log(logs, **kwargs)
+
+    def _metrics(self) -> dict[str, float]:
+        sums = self._sums.take(self.args)
+        return self.loss.metrics(sums) if sums else {}

@@ -1,0 +1,93 @@
+"""Tuning on preferences over several ranks, on nvgpu's host runtime, against one process: pd in float32."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.multiprocess.distributed.test_finetune import ADAPTER, start
+from tests.pretraining import words
+from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
+from tests.te_weights import relative
+
+SCRIPTS = Path(__file__).parents[3] / "llm/llama"
+COMMON = dict(
+    transformer_engine_backend="paddle",
+    do_train="true",
+    max_seq_len=64,
+    max_prompt_len=32,
+    gradient_accumulation_steps=2,
+    max_steps=3,
+    logging_steps=1,
+    save_strategy="no",
+    disable_tqdm="true",
+    report_to="none",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preferences")
+    paddle.seed(9)
+    save_models(folder, seed=9, initializer_range=0.05, intermediate_size=128)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(folder / "tokenizer")
+    (folder / "data").mkdir()
+    generator = np.random.default_rng(9)
+    answers = [[random_words(generator, n % 3 + 1) for _ in range(2)] for n in range(13)]
+    pairs = [
+        {"prompt": random_words(generator, n % 2 + 1), "chosen": chosen, "rejected": f"{rejected} x"}
+        for n, (chosen, rejected) in enumerate(answers)
+    ]
+    write_lines(folder / "data/train.json", pairs)
+    return folder
+
+
+def run(place, output, script, processes, environment, **flags):
+    """(log, weights) of a run; weights: the adapter's, or the whole model's."""
+    where = dict(model_name_or_path=place / "paddle", tokenizer_name_or_path=place / "tokenizer")
+    where |= dict(dataset_name_or_path=place / "data", output_dir=output)
+    where |= dict(device="cpu" if processes == 1 else "nvgpu")
+    start([SCRIPTS / script, *words(COMMON | where | flags)], output / "logs", processes, environment)
+    lines = [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()]
+    path = output / (ADAPTER if "lora" in flags else "model_state.pdparams")
+    return lines, {name: value.astype("float32").numpy() for name, value in paddle.load(str(path)).items()}
+
+
+LORA = dict(lora="true", lora_rank=4, learning_rate=1e-2)
+LAYOUTS = {
+    "sp_tp2-dpo-lora": (
+        "run_dpo.py", dict(per_device_train_batch_size=2, sft_loss_ratio=0.2, **LORA),
+        dict(tensor_parallel_degree=2, sequence_parallel="true"),
+    ),
+    "sharding3-kto": (
+        "run_kto.py", dict(per_device_train_batch_size=2, learning_rate=1e-3, precompute_ref_log_probs="true"),
+        dict(sharding_parallel_degree=2, sharding="stage3", per_device_train_batch_size=1),
+    ),
+    "sharding2-dpo": (
+        "run_dpo.py", dict(per_device_train_batch_size=2, learning_rate=1e-3),
+        dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_learns_as_in_one_process(place, tmp_path, warm_host, warm_start, layout):
+    script, flags, degrees = LAYOUTS[layout]
+    if "lora" in flags:  # ranks would draw other numbers than one process
+        run(place, tmp_path / "start", script, 1, warm_start, **flags | dict(max_steps=1))
+        flags = flags | dict(lora_path=tmp_path / "start")
+    want, weights = run(place, tmp_path / "one", script, 1, warm_start, **flags)
+    lines, learned = run(place, tmp_path / "two", script, 2, warm_host, **flags | degrees)
+    assert want[2]["loss"] < want[0]["loss"] - 1e-3
+    names = [name for name in want[0] if name == "loss" or "/" in name]
+    assert len(names) >= 7 and len(lines) == len(want) == 3
+    for mine, one in zip(lines, want, strict=True):
+        assert {name: mine[name] for name in names} == pytest.approx(
+            {name: one[name] for name in names}, rel=1e-4, abs=1e-5
+        )
+    assert learned.keys() == weights.keys()
+    for name, value in weights.items():
+        assert relative(learned[name], value) < 1e-3, name
