@@ -19,6 +19,7 @@ from typing import Any
 from paddle_te import commands, configs
 from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
 from paddle_te.job import Job
+from paddle_te.job.record import PREFERENCES
 from paddle_te.options import BACKENDS, option
 from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, stored_in_fp8
 from paddle_te.planner import formulas
@@ -67,6 +68,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="as in training; where backward computes the activation's input again it is left out",
     )
     parser.add_argument(
+        "--task", choices=PREFERENCES, help="tuning on preferences; default: pretraining, with LoRA fine-tuning"
+    )
+    parser.add_argument(
         "--lora_rank", type=option.RANKS.argument, help="LoRA of this rank; default: all weights are trained"
     )
     parser.add_argument("--lora_targets", choices=LORA_TARGETS, help=f"as in fine-tuning; default {LORA_TARGETS[0]}")
@@ -97,6 +101,7 @@ def main() -> int:
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, STATES_ON_HOST)}
         flags = {name: value for name, value in flags.items() if value is not None}
         flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments) | _freeze(arguments, model)
+        flags |= _task(arguments)
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **flags)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -144,6 +149,11 @@ def _lora(arguments: argparse.Namespace) -> dict[str, object]:
         "lora_targets": targets,
         "quantize_base": arguments.quantize_base,
     }
+
+
+def _task(arguments: argparse.Namespace) -> dict[str, object]:
+    """The flags of preference tuning, whose loss is always computed in chunks."""
+    return {"script": arguments.task, "use_fused_linear_cross_entropy": True} if arguments.task else {}
 
 
 def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain: bool) -> str:
@@ -249,7 +259,7 @@ def _command_lines(name: str, layout: Job) -> list[str]:
 
 def _what_to_change(name: str, layout: Job) -> str:
     """What of the printed command is the user's own."""
-    if not layout.lora:
+    if not layout.tunes:
         return f"It trains on random tokens. To train on your data, put --DATA_PATH=FOLDER in place of {RANDOM_TOKENS}."
     words = [MODEL] * (_launched_model(name, layout) == MODEL) + [DATASET, OUTPUT]
     listed = ", ".join(f"{word} ({PLACEHOLDERS[word]})" for word in words)
@@ -258,17 +268,16 @@ def _what_to_change(name: str, layout: Job) -> str:
 
 def _launched_model(name: str, layout: Job) -> str:
     """The model as a command names it: fine-tuning wants a folder, of which a known name has none."""
-    return MODEL if layout.lora and not Path(name).expanduser().is_dir() else name
+    return MODEL if layout.tunes and not Path(name).expanduser().is_dir() else name
 
 
 def launch_words(name: str, layout: Job) -> list[str]:
     """The command that trains with this layout, and its words."""
-    job = "finetune" if layout.lora else "pretrain"
-    own = {"dataset": DATASET, "output": OUTPUT} if layout.lora else {"MOCK_DATA": 1}
+    own = {"dataset": DATASET, "output": OUTPUT} if layout.tunes else {"MOCK_DATA": 1}
     arguments = {"model_name": _launched_model(name, layout)} | own | launcher_arguments(layout)
     if extra := extra_arguments(layout):
         arguments["EXTRA_ARGS"] = extra
-    return [job, *by_name(arguments)]
+    return [layout.script, *by_name(arguments)]
 
 
 def by_name(arguments: Mapping[str, object]) -> list[str]:

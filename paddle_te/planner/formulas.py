@@ -2,7 +2,8 @@
 
 # {field of Memory: formula}
 MEMORY = {
-    "weights": "2 bytes of each of a stage's weights, 1 where it exists in fp8 only, / TP; with LoRA the adapters' too",
+    "weights": "2 bytes of each of a stage's weights, 1 where it exists in fp8 only, / TP; with LoRA the adapters'; "
+    "those of a second model that is the reference",
     "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step "
     "let them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
     "states": "master weight and two moments (12 bytes, or as the flags say) / sharding; less the host's share [1]",
@@ -22,6 +23,8 @@ TIME = {
     "shared sequences": "SEP: all-to-alls of q, k, v and the output [4]; CP: keys and values beside attention [5]",
     "stage transfers": "an activation and its gradient for each micro-batch and virtual stage / link",
     "head": "micro-batches × (6·tokens·embedding / head's GEMM rate + bytes of the loss / HBM rate)",
+    "reference": "micro-batches × a forward of layers and head: 2·tokens·weights / GEMM rate, a quarter of attention, "
+    "a third of the bytes",
     "main gradients": "8 bytes a weight / HBM rate for each micro-batch after the first; added behind the GEMMs, 18 "
     "for each",
     "bubble": "(PP - 1) / VP × a micro-batch's time in a stage's layers [6]",

@@ -49,7 +49,7 @@ COUNTED = (
     "freeze",
 )
 ADAPTER = ("lora_rank", "quantize_base")
-_KEPT = (*OPTIMIZER, *stored_in_fp8(True), "freeze", "lora", "lora_rank", "lora_targets", "quantize_base")
+_KEPT = ("script", *OPTIMIZER, *stored_in_fp8(True), "freeze", "lora", "lora_rank", "lora_targets", "quantize_base")
 _ONE: dict[str, object] = {"per_device_train_batch_size": 1, **again()}
 
 
@@ -89,6 +89,7 @@ def layout(
         use_fp8=precision == "fp8",
         max_seq_length=sequence,
         max_length=sequence,
+        max_seq_len=sequence,
         sharding=f"stage{stage}" if sharding > 1 else "",
         sharding_parallel_degree=sharding,
         sharding_parallel_config=OVERLAPS.get(f"stage{stage}", OVERLAPS["stage2"]) if overlap else "",
@@ -155,9 +156,9 @@ def launcher_arguments(job: Job) -> dict[str, object]:
         "precision": job.precision,
         "recompute": job.recomputed,
     }
-    if job.lora:  # fine-tuning has no pipelines
+    if job.tunes:  # which has no pipelines
         del arguments["PP"], arguments["VP"]
-        arguments["method"] = "lora"
+        arguments["method"] = "lora" if job.lora else "full"
     arguments |= {name: degree for name, degree in (("SEP", job.sep), ("CP", job.cp)) if degree > 1}
     return arguments | ({"OVERLAP": True} if job.overlaps else {})
 
@@ -175,6 +176,7 @@ def extra_flags(job: Job) -> dict[str, object]:
         **{flag: getattr(job, flag) for flag in (*LAUNCHERS.values(), "lora", "pad_to_max_length")},
         amp_master_grad=plain.keeps_main_gradients or job.overlaps,
         optimizer_in_backward="off",
+        use_fused_linear_cross_entropy=job.prefers,  # which has nothing else
     )
     own = {"lora_rank": job.lora_rank} if job.lora else {}
     return own | {name: value for name, value in differing(job, plain).items() if name not in own}

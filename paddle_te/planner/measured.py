@@ -73,4 +73,5 @@ def _kind(layout: Job) -> tuple[Any, ...]:
     """The ways in which ranks share a model, whatever their number, and what lies in host memory."""
     shared = (degree > 1 for degree in (layout.tp, layout.pp, layout.vp, layout.sep, layout.cp, layout.replicas))
     on_the_host = layout.layers_on_host > 0, layout.share_on_host > 0
-    return *shared, *on_the_host, layout.sharding_ranks > 1 and layout.stage, layout.lora
+    stage = layout.sharding_ranks > 1 and layout.stage
+    return *shared, *on_the_host, stage, layout.lora, layout.has_reference

@@ -123,6 +123,8 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
         weights += 2 * trained
         if layout.fp8_base:  # a byte each; the scales of blocks are less than a thousandth
             weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
+    if layout.second_model:  # whole on each rank
+        weights += 2 * local
     own = own_elements(model, layout, trained, rank)
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
     moment = max(_moments(model, layout, first, last, gradients, frozen), key=sum)

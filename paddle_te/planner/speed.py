@@ -52,6 +52,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait
     trained = model.parameters - frozen_of(model, layout.freeze).on_stage(0, 1)
     local = trained_elements(model, layout, trained / (layout.tp * layout.pp))
+    reference = reference_ms(model, layout, gpu, tp)
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
@@ -71,6 +72,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
         "shared sequences": m * layers * shared + shared_gradients_ms(local, layout, gpu),
         "stage transfers": m * transfer,
         "head": m * head,
+        "reference": m * reference,
         "main gradients": main_gradients_ms(local, layout, gpu),
         "bubble": (layout.pp - 1)
         / layout.vp
@@ -271,6 +273,20 @@ def head_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     gemms = products_of_head / (gpu.head_fp8 if layout.fp8_lm_head else gpu.head_bf16) / 1e9
     loss = tokens * (LOSS_BYTES * model.vocabulary + 60 * model.hidden) / gpu.hbm / 1e6
     return (gemms + loss) * (CHUNKS_COST if layout.use_fused_linear_cross_entropy else 1)
+
+
+def reference_ms(model: Model, layout: Job, gpu: Gpu, tp: float) -> float:
+    """Return the time of a micro-batch's forward through the reference of preference tuning, where there is one.
+
+    tp: `tensor_parallel_ms` of a layer, of which a forward has a third.
+    """
+    if not layout.has_reference or layout.precompute_ref_log_probs:
+        return 0.0
+    rate, tokens = gpu.gemm_fp8 if layout.precision == "fp8" else gpu.gemm_bf16, layout.tokens
+    gemms = 2 * tokens * model.gemm_weights / rate / 1e9
+    elementwise = tokens * elementwise_bytes(model, layout) / gpu.hbm / 1e6 / 3
+    layer = (gemms + elementwise + ATTENTION_FORWARD * attention_ms(model, layout, gpu)) / layout.tp + tp / 3
+    return model.layers * layer + head_ms(model, layout, gpu) * 2 / products(model, layout)
 
 
 def main_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:

@@ -303,3 +303,15 @@ def test_a_frozen_head_has_no_gradient_at_the_loss():
     assert whole.states - frozen.states == 12 * model.embedding
     with pytest.raises(ValueError, match="--freeze embed: a Model of sizes only"):
         parts(freeze=("embed",))
+
+
+def test_a_reference_of_its_own_is_a_second_model():
+    """Under an adapter it is the model itself. Its weights are whole, whatever sharding does."""
+    tuned, again = parts(loss_in_chunks=True), parts(loss_in_chunks=True, script="dpo")
+    assert again == replace(tuned, weights=2 * tuned.weights)
+    adapter = dict(loss_in_chunks=True, lora=dict(rank=8))
+    assert parts(**adapter, script="dpo") == parts(**adapter)
+    assert parts(loss_in_chunks=True, script="dpo", loss_type="simpo") == tuned
+    assert parts(loss_in_chunks=True, script="kto", precompute_ref_log_probs=True) == tuned
+    slices = dict(gpus=4, sharding=4, stage=3, loss_in_chunks=True)
+    assert parts(**slices, script="dpo").weights - parts(**slices).weights == tuned.weights

@@ -191,6 +191,15 @@ def test_lora(monkeypatch, capsys, tmp_path):
         assert status == 2 and said in shown.err
 
 
+def test_tuning_on_preferences(monkeypatch, capsys):
+    line = "Qwen/Qwen2.5-7B --gpus 1 --gpu h100 --seq 8192 --tokens_per_step 65536 --show 1 --explain"
+    status, shown = run(monkeypatch, capsys, f"{line} --task dpo --lora_rank 32 --quantize_base fp8")
+    assert status == 0 and "paddle-te dpo --model_name=MODEL --dataset=DATASET" in shown.out
+    assert "'--EXTRA_ARGS=--lora_rank 32 --quantize_base fp8'" in shown.out and "  reference " in shown.out
+    status, shown = run(monkeypatch, capsys, f"{line.replace('--gpus 1', '--gpus 8')} --task kto")
+    assert status == 0 and "paddle-te kto" in shown.out and "--method=full" in shown.out and "--PP" not in shown.out
+
+
 def test_swiglus_input_in_fp8_is_asked_for(monkeypatch, capsys):
     """It is in no layout that computes that input again, and in none where it was not asked for."""
     line = "llama-3-8b --gpus 1 --tokens_per_step 8192 --optim_moments float32 --master_weights float32 --show 20"

@@ -315,3 +315,17 @@ def test_frozen_weights_have_no_gradient_to_compute_and_no_update():
     head = 6 * 1000 * model.embedding / ROUND.head_bf16 / 1e9
     of_the_head = speed.time_of_step(model, layout(freeze=("embed",)), ROUND)["head"]
     assert whole["head"] - of_the_head == pytest.approx(head / 3)
+
+
+def test_a_reference_takes_a_forward():
+    """A third of a step whose weights are all trained, half of one of LoRA; none where it is computed before."""
+    alike = dict(loss_in_chunks=True)
+    none, reference = times(**alike), times(**alike, script="dpo")
+    by_hand = 2 * 1000 * 10 * SMALL.gemm_weights / ROUND.gemm_bf16 / 1e9
+    assert none["reference"] == 0 and reference | {"reference": 0} == none
+    assert by_hand < reference["reference"] < (none["layers"] + none["head"]) / 3 * 1.05
+    lora = times(**alike, lora=dict(rank=8), script="dpo")
+    assert lora["reference"] > (lora["layers"] + lora["head"]) / 3
+    assert times(**alike, micro_batches=3, script="kto")["reference"] == pytest.approx(3 * reference["reference"])
+    for without in (dict(precompute_ref_log_probs=True), dict(loss_type="orpo"), dict(reference_free=True)):
+        assert times(**alike, script="dpo", **without)["reference"] == 0
