@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 
 from paddle_te import fp8
+from paddle_te.layers import stored_weights
 from paddle_te.layers.moe import MoEConfig, MoELayer
 from paddle_te.layers.moe.lora import LoRAGroupedMLP, LoRASharedExpertMLP
 from tests.bfloat16 import truncated
@@ -23,17 +24,23 @@ SEED = 38  # with which rounding chooses no other expert
 BOUNDS = {None: 0.01, "delayed": 0.1, "current": 0.1, "block": 0.06}  # of te's errors against backend paddle
 
 
-def make(backend, dtype, seed, case, recipe=None):
-    """A MoELayer with LoRA, of drawn numbers."""
+def make(backend, dtype, seed, case, recipe=None, in_fp8=False):
+    """A MoELayer with LoRA, of drawn numbers. in_fp8: over weights that exist in fp8 only."""
     names, options = CASES[case]
     sizes = SIZES_OF.get(recipe, SIZES)
-    layer = MoELayer(MoEConfig(**sizes, **options, params_dtype=dtype, backend=backend))
+    with fp8.fp8_model_init(in_fp8, RECIPES.get(recipe)):
+        layer = MoELayer(MoEConfig(**sizes, **options, params_dtype=dtype, backend=backend))
+    stored = stored_weights(layer)
     add(layer, names)
     generator = np.random.default_rng(seed)
     for name, parameter in layer.named_parameters():
         value = generator.standard_normal(parameter.shape).astype("float32") * parameter.shape[-1] ** -0.5
         value = truncated(value + (name == "ln_weight"))
-        parameter.set_value(paddle.to_tensor(value).astype(dtype))
+        if name in stored:
+            held, weight = stored[name]
+            held.store_weight(weight, paddle.to_tensor(value))
+        else:
+            parameter.set_value(paddle.to_tensor(value).astype(dtype))
     return layer
 
 

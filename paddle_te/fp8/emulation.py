@@ -118,7 +118,7 @@ def dequantize_weight(weight: Tensor, stored: StoredWeight) -> Tensor:
     table = paddle.to_tensor([*numbers, *(-number for number in numbers)], "float32")
     values = paddle.gather(table, weight.flatten().astype("int32"))
     if not stored.scaling.in_blocks:
-        return values.reshape(weight.shape) * stored.scale_inv
+        return values.reshape(weight.shape) * stored.scale_inv[:1]  # te has as many, alike, as there are experts
     rows, cols = stored.scale_inv.shape
     blocks = values.reshape([rows, BLOCK, cols, BLOCK]) * stored.scale_inv.reshape([rows, 1, cols, 1])
     return blocks.reshape(weight.shape)

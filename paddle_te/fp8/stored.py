@@ -23,8 +23,8 @@ class StoredWeight:
     the bytes and scale_inv.
     recipe: under which it is to be multiplied. With block scaling each block of the weight has a scale, else all of it
     one.
-    scale_inv: float32 on the present device, at a 16-byte aligned address: [1]; of blocks as the backend's GEMM reads
-    them, None until `quantize_weight` has made them.
+    scale_inv: float32 on the present device, at a 16-byte aligned address: [1]; in te of experts' weights [E], all
+    alike; of blocks as the backend's GEMM reads them, None until `quantize_weight` has made them.
     """
 
     kind = "stored"

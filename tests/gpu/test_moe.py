@@ -45,6 +45,15 @@ def test_lora(gpu, poisoned, case, recipe):
     assert max(errors.values()) < moe_lora_cases.BOUNDS[recipe], errors
 
 
+def test_lora_over_weights_in_fp8_only(gpu, poisoned):
+    """The numbers of weights that current scaling quantizes in each step."""
+    paddle.set_device(gpu)
+    given, seed = ("transformer_engine", "bfloat16", moe_lora_cases.SEED, "all", "current"), moe_lora_cases.SEED
+    layers = [moe_lora_cases.make(*given, in_fp8) for in_fp8 in (False, True)]
+    want, found = (moe_lora_cases.step(layer, seed, "current") for layer in layers)
+    assert max(relative(found[name], value) for name, value in want.items()) < 1e-6
+
+
 ROUTINGS = [
     Routing(2),
     Routing(8, pre_softmax=True),

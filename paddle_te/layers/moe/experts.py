@@ -21,8 +21,12 @@ class _Grouped(_WithGemms):
     """Hold weights that are [experts, out, in]."""
 
     def __init__(self, settings: GemmSettings, set_parallel_mode: bool = False) -> None:
-        if get_autocast_state().stored_for is not None:
-            raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
+        recipe = get_autocast_state().stored_for
+        if recipe is not None and recipe.kind == "block":
+            raise NotImplementedError(
+                "fp8_recipe=block: experts' weights that exist in fp8 only have one scale; take delayed or current "
+                "scaling"
+            )
         get_moe_ops(settings.backend).check_experts(getattr(settings, "activation", "swiglu"))
         super().__init__(settings, set_parallel_mode)
 

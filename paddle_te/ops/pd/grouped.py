@@ -11,7 +11,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import GemmQuantizers, StoredWeight
-from paddle_te.fp8.emulation import operands
+from paddle_te.fp8.emulation import dequantize_weight, operands
 
 
 class Rows(NamedTuple):
@@ -134,9 +134,11 @@ class _GroupedLinear(PyLayer):
         x8 = x8_columnwise = x
         if quantizers is not None:
             x8, x8_columnwise = operands(x, quantizers.input)
-            flat = weight.reshape([-1, weight.shape[-1]])
-            assert not isinstance(quantizers.weight, StoredWeight)  # no experts exist in fp8 only
-            weight = operands(flat, quantizers.weight)[0].reshape(weight.shape)
+            flat, shape = weight.reshape([-1, weight.shape[-1]]), weight.shape
+            if isinstance(quantizers.weight, StoredWeight):
+                weight = dequantize_weight(flat, quantizers.weight).reshape(shape)
+            else:
+                weight = operands(flat, quantizers.weight)[0].reshape(shape)
         ctx.save_for_backward(x8_columnwise, weight)
         return _products(x8, weight, counts, True).astype(x.dtype)
 

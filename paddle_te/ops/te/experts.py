@@ -90,7 +90,8 @@ def factors() -> int:
     return _factors(str(paddle.framework._current_expected_place())).data_ptr()
 
 
-Grouped: TypeAlias = Matrix | float8_experts.Operand | float8_experts.BlockOperand  # what a grouped GEMM reads
+# what a grouped GEMM reads
+Grouped: TypeAlias = Matrix | float8_experts.Operand | float8_experts.BlockOperand | float8_experts.StoredOperand
 
 
 class Group(NamedTuple):
@@ -259,6 +260,11 @@ def _multiple(quantizers: RecordedQuantizers | None, otherwise: int) -> int:
     return cast(TensorScaling | BlockScaling, quantizers.input.scaling).multiple
 
 
+def _dtype_of_weight(quantizers: RecordedQuantizers | None, x: Placeholder) -> Any:
+    """Return the dtype of a weight beside x: of bytes where it exists in fp8 only."""
+    return paddle.uint8 if quantizers is not None and quantizers.weight.kind == "stored" else x.dtype
+
+
 def _check(inputs: OpInputs) -> tuple[int, int]:
     """Return (columns of fc1's output, of fc2's input)."""
     x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors[:_LOW_RANK]
@@ -267,8 +273,10 @@ def _check(inputs: OpInputs) -> tuple[int, int]:
     check_tensor("probs", probs, [tokens, count], paddle.float32)
     if residual is not None:
         check_tensor("residual", residual, x.shape, x.dtype)
-    check_tensor("fc1_weight", fc1, [count, fc1_rows, hidden], x.dtype)
-    check_tensor("fc2_weight", fc2, [count, hidden, ffn], x.dtype)
+    for name, weight, shape, q in zip(
+        ("fc1_weight", "fc2_weight"), (fc1, fc2), ([fc1_rows, hidden], [hidden, ffn]), inputs.quantizers, strict=True
+    ):
+        check_tensor(name, weight, [count, *shape], _dtype_of_weight(q, x))
     for name, bias, columns in zip(("fc1_bias", "fc2_bias"), biases, (fc1_rows, hidden), strict=True):
         if bias is not None:
             check_tensor(name, bias, [count, columns], x.dtype)
@@ -350,7 +358,7 @@ def _through_fc2(
     fc2, placed, group, second = saved.inputs.tensors[4], saved.placed, saved.placed.group, saved.inputs.quantizers[1]
     low_rank, dlow, activated = saved.low_ranks[1], expert_low_rank.Gradients(), None
     grad = placed.gathered(rt, dy, None if second is None else second.grad_output, not fc2.stop_gradient)
-    group.dgrad(rt, grad, saved.w2, dact := placed.new(rt, fc2.shape[2]))
+    group.dgrad(rt, grad, float8_experts.for_backward(rt, saved.w2), dact := placed.new(rt, fc2.shape[2]))
     act, trains, z = saved.act, not fc2.stop_gradient, saved.z[1]
     if low_rank is not None and (second is not None or act is None) or act is None and trains:
         activated = placed.activated(rt, saved.hidden)
@@ -372,7 +380,7 @@ def _through_fc1(
     grad, drows = placed.operand(rt, dhidden, None if first is None else first.grad_output, not fc1.stop_gradient), None
     dw1 = group.wgrad(rt, saved.rows, grad, fc1, placed.code)
     if not x.stop_gradient:
-        group.dgrad(rt, grad, saved.w1, drows := placed.new(rt, x.shape[1]))
+        group.dgrad(rt, grad, float8_experts.for_backward(rt, saved.w1), drows := placed.new(rt, x.shape[1]))
     z = saved.z[0]
     if low_rank is not None and z is not None:
         given = z, placed.in_16_bits(rt, saved.rows, x), low_rank, dhidden
@@ -434,7 +442,7 @@ def _linear_forward(rt: Recorder, inputs: OpInputs, _: None) -> tuple[Placeholde
     (x, weight, counts, bias), (quantizers,) = inputs.tensors, inputs.quantizers
     (count, out_features, in_features), code = weight.shape, dtype_code("x", x)
     check_tensor("x", x, [x.shape[0], in_features], x.dtype)
-    check_tensor("weight", weight, weight.shape, x.dtype)
+    check_tensor("weight", weight, weight.shape, _dtype_of_weight(quantizers, x))
     if bias is not None:
         check_tensor("bias", bias, [count, out_features], x.dtype)
     if counts.dtype is not paddle.int64 or list(counts.shape) != [count]:
@@ -476,7 +484,7 @@ def _linear_backward(rt: Recorder, saved: _SavedLinear, dy: Placeholder) -> tupl
     grad, code, dx = operand(dy, None if quantizers is None else quantizers.grad_output), dtype_code("x", x), None
     if not x.stop_gradient:
         dx = rt.empty(x.shape, x.dtype)
-        group.dgrad(rt, grad, w, rt.matrix(dx, code))
+        group.dgrad(rt, grad, float8_experts.for_backward(rt, w), rt.matrix(dx, code))
     dbias = expert_bias.gradient(rt, group.of_rows(rt.matrix(dy, code)), bias, code)
     return dx, group.wgrad(rt, rows, grad, weight, code), None, dbias
 

@@ -90,9 +90,40 @@ class BlockOperand(BlockMatrix):
         return self
 
 
+class StoredOperand:
+    """A weight [E, out, in] that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer.
+
+    transpose: a tensor of the transposed copies alone.
+    """
+
+    __slots__ = ("weight", "quantizer", "shape", "scale_inv", "native", "_transpose")
+
+    def __init__(
+        self, rt: Recorder, weight: Placeholder, quantizer: RecordedQuantizer, transpose: Placeholder | None = None
+    ) -> None:
+        self.weight, self.quantizer, self._transpose = weight, quantizer, transpose
+        self.shape, self.scale_inv = (weight.shape[0] * weight.shape[1], weight.shape[2]), quantizer.scale_inv_ptr
+        data, columnwise = (weight.data_ptr(), 0) if transpose is None else (0, transpose.data_ptr())
+        self.native = rt.tensor(data, self.shape, FP8[quantizer.dtype], columnwise, 0, 0, self.scale_inv)
+
+    def transposed(self, rt: Recorder) -> StoredOperand:
+        """Make the operand of each expert's transposed copy, for one GEMM."""
+        (count, out, in_), code = self.weight.shape, FP8[self.quantizer.dtype]
+        transpose = rt.empty([count, in_, out], paddle.uint8)
+        for begin in range(0, count * out * in_, out * in_):
+            data = rt.tensor(self.weight.data_ptr() + begin, (out, in_), code)
+            rt.te.transpose(data, rt.tensor(transpose.data_ptr() + begin, (in_, out), code), rt.stream)
+        return StoredOperand(rt, self.weight, self.quantizer, transpose)
+
+
+def for_backward(rt: Recorder, weight: Any) -> Any:
+    """Return a weight's operand as dgrad reads it."""
+    return weight.transposed(rt) if isinstance(weight, StoredOperand) else weight
+
+
 def scale_inv(matrix: object) -> int:
     """Return the address of an operand's scales' inverses, one for each expert, or 0."""
-    return matrix.scale_inv if isinstance(matrix, Operand) else 0
+    return matrix.scale_inv if isinstance(matrix, Operand | StoredOperand) else 0
 
 
 def drop_data(rt: Recorder, *operands: Any) -> None:
@@ -149,10 +180,15 @@ def _factor_bytes(shape: tuple[int, int], quantizer: RecordedQuantizer, count: i
 
 def quantized_weight(
     rt: Recorder, weight: Placeholder, quantizers: RecordedQuantizers, code: int, train: bool
-) -> Operand | BlockOperand:
-    """Return an operand of a weight [E, out, in], a tensor: what an earlier micro-batch has kept, or a new one."""
+) -> Operand | BlockOperand | StoredOperand:
+    """Return an operand of a weight [E, out, in], a tensor.
+
+    Itself where it exists in fp8 only, what an earlier micro-batch has kept, or a new one.
+    """
     count, out, in_ = weight.shape
     shape, quantizer = (count * out, in_), quantizers.weight
+    if quantizer.kind == "stored":
+        return StoredOperand(rt, weight, quantizer)
     if quantizers.cached_weight is not None:
         return _kept(rt, quantizers.cached_weight, shape, quantizer, count)
     rows = experts.Rows.of_weight(weight.data_ptr(), count, *shape)

@@ -411,12 +411,14 @@ def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group:
         return
     amax, scale = rt.empty([1], paddle.float32), rt.empty([1], paddle.float32)
     factors = scale.data_ptr(), amax.data_ptr(), stored.scale_inv_ptr
-    native = rt.tensor(weight.data_ptr(), tuple(weight.shape), FP8[stored.dtype], 0, *factors)
+    native = rt.tensor(weight.data_ptr(), matrix.shape, FP8[stored.dtype], 0, *factors)
     rt.te.compute_amax(matrix.native, native, rt.stream)
     if group is not None:
         dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
     rt.te.compute_scale_from_amax(native, rt.stream)
     rt.te.quantize(matrix.native, native, rt.stream)
+    if weight.ndim == 3:  # experts': grouped GEMMs read the scale once for each
+        stored.scale_inv = stored.scale_inv[:1].expand([weight.shape[0]]).contiguous()
 
 
 def new_float8(

@@ -123,6 +123,7 @@ def test_computed_again_nothing_changes(recipe, part, seed):
         assert np.array_equal(a, b)
 
 
-def test_weights_in_fp8_only_are_refused():
-    with fp8.fp8_model_init(), pytest.raises(NotImplementedError, match="fp8_model_init"):
+def test_weights_in_fp8_only_have_one_scale():
+    block = fp8.fp8_model_init(True, fp8.Float8BlockScaling())
+    with block, pytest.raises(NotImplementedError, match="fp8_recipe=block.*one scale"):
         MoELayer(MoEConfig(**SIZES))
