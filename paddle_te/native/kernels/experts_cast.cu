@@ -43,6 +43,19 @@ __device__ long long chunk_at(const ExpertRows<T>& of, long long column, long lo
   return first * of.columns + column * of.rows_of_chunk[chunk] + row - first;
 }
 
+// The expert that has the number `at` of the experts' rows, the last one for what is behind them.
+__device__ long long expert_at(const long long* begins, long long experts, long long at) {
+  long long low = 0, high = experts - 1;
+  while (low < high) {
+    const long long middle = (low + high) / 2;
+    if (begins[middle + 1] <= at)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 // begins [experts + 1]: where the experts' rows begin, times `columns`; null where each expert has `rows / experts`.
 // What is behind the last one's is neither read nor written. scale_inv [experts] gets 1 / scale.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
@@ -54,11 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
   const long long used = begins ? begins[experts] / columns : rows;
   if (threadIdx.x < kChunks) {
     const long long row = place.row + 16 * threadIdx.x;
-    long long expert = 0;
-    if (begins)
-      while (expert + 1 < experts && begins[expert + 1] / columns <= row) expert++;
-    else
-      expert = row / (rows / experts);
+    const long long expert = begins ? expert_at(begins, experts, row * columns) : row / (rows / experts);
     const long long first = begins ? begins[expert] / columns : expert * (rows / experts);
     first_of_chunk[threadIdx.x] = first;
     rows_of_chunk[threadIdx.x] = begins ? begins[expert + 1] / columns - first : rows / experts;
