@@ -110,7 +110,7 @@ def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     fp8, tokens = layout.precision == "fp8", layout.tokens
     gemms = products(model, layout) * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
-    elementwise = tokens * elementwise_bytes(model, layout) / gpu.hbm / 1e6
+    elementwise = tokens * elementwise_bytes(model, layout) / (gpu.hbm_lora if layout.lora else gpu.hbm) / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
     if layout.fp8_base:  # transposes for backward
         casts = model.gemm_weights * 2 / gpu.hbm / 1e6

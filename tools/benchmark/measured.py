@@ -205,9 +205,8 @@ def as_rows(points):
 
 
 def as_json(record):
-    """{field: value} of a dataclass, as JSON has it, without defaults."""
-    values = {each.name: getattr(record, each.name) for each in fields(record)}
-    kept = {each.name for each in fields(record) if values[each.name] != each.default}
+    """{field: value} of a dataclass, as JSON has it, without defaults and what two records are not compared by."""
+    kept = {each.name for each in fields(record) if each.compare and getattr(record, each.name) != each.default}
     return {name: value for name, value in json.loads(json.dumps(asdict(record))).items() if name in kept}
 
 
