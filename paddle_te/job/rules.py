@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from paddle_te.configs.spec import experts_width
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 from paddle_te.job.doors import SCRIPT, Door, word
@@ -202,6 +203,20 @@ LAYER_RULES = (
         f"finetune --do_train true {TE} --mlp_chunk_tokens 64",
     ),
     Rule(
+        lambda job: job.model and job.model.experts is None and _of_experts(job),
+        "{found}: {model_name_or_path:value} has no experts",
+        "leave it out",
+        f"{TE} --moe_expert_capacity_factor 1.5",
+        f"{TE} --moe_expert_capacity_factor 1.5 --model_name_or_path qwen3-30b-a3b",
+    ),
+    Rule(
+        lambda job: job.model and job.model.experts and _of_mlps(job),
+        "{found}: layers with experts, of {model_name_or_path:value}, have no such option",
+        "leave it out; {recompute_modules:name} moe or moe_act keep less of experts",
+        f"{TE} --recompute_modules layernorm --model_name_or_path qwen3-30b-a3b",
+        f"{TE} --recompute_modules moe core_attn --model_name_or_path qwen3-30b-a3b",
+    ),
+    Rule(
         lambda job: job.offload_activations and job.recomputed == "full",
         "{offload_activations} with {recompute_granularity}: whole layers are computed again, and keep their "
         "inputs only",
@@ -294,6 +309,27 @@ def _has_its_own_ring(job: Job) -> bool:
     return job.place == "gpu" and job.use_flash_attention and _installed(job, "paddlenlp_ops")
 
 
+def _of_experts(job: Job) -> str:
+    """The first option that is for experts."""
+    if again := {"moe", "moe_act"}.intersection(job.recompute_modules or ()):
+        return f"{{recompute_modules:name}} {min(again)}"
+    values = ("moe_aux_loss_coeff", "moe_expert_capacity_factor")
+    given = [name for name in values if getattr(job, name) is not None]
+    given += ["moe_router_force_load_balancing"] * job.moe_router_force_load_balancing
+    return "".join(f"{{{name}}}" for name in given[:1])
+
+
+def _of_mlps(job: Job) -> str:
+    """The first option that layers with experts lack, where all or some layers of a model have experts."""
+    assert job.model is not None
+    modules = {*(job.recompute_modules or ())}
+    without = ("mlp", "mlp_act") if job.model.dense is None else ()
+    if found := modules.intersection(("layernorm", *without)):
+        return f"{{recompute_modules:name}} {min(found)}"
+    options = ("mlp_chunk_tokens", "activation_func_fp8_input_store")
+    return "".join(f"{{{name}}}" for name in [name for name in options if getattr(job, name)][:1])
+
+
 def _size_out_of_steps(job: Job) -> str:
     """The first size of a GEMM, in words, that an fp8 recipe does not take."""
     sizes = _sizes_of_model(job) if job.model else {}
@@ -307,12 +343,18 @@ def _size_out_of_steps(job: Job) -> str:
 def _sizes_of_model(job: Job) -> dict[str, int]:
     assert job.model is not None
     attention, over = job.model.layer.attention, " over {tensor_parallel_degree}"
-    return {
+    sizes = {
         "hidden_size of {model_name_or_path:value}": job.model.hidden,
         f"query size{over}": attention.q_size // job.tp,
         f"key size{over}": attention.kv_size // job.tp,
-        f"intermediate_size{over}": job.model.layer.feed_forward.ffn // job.tp,
     }
+    dense, experts = job.model.dense, job.model.experts
+    if dense is not None:
+        sizes[f"intermediate_size{over}"] = dense.ffn // job.tp
+    if experts is not None:  # which ranks have whole
+        sizes[experts_width(job.model.family)] = experts.ffn
+        sizes[f"shared_expert_intermediate_size{over}"] = (experts.shared_ffn or 0) // job.tp
+    return sizes
 
 
 def _tokens(job: Job, batch: str) -> dict[str, int]:
@@ -518,12 +560,14 @@ def _without_gloo(job: Job) -> str:
 
 def _does_not_divide_the_model(job: Job) -> str:
     assert job.model is not None
-    attention = job.model.layer.attention
-    split = {
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.groups,
-        "intermediate_size": job.model.layer.feed_forward.ffn,
-    }
+    attention, dense, experts = job.model.layer.attention, job.model.dense, job.model.experts
+    split = {"num_attention_heads": attention.heads, "num_key_value_heads": attention.groups}
+    if dense is not None:
+        split["intermediate_size"] = dense.ffn
+    if experts is not None:
+        split["num_experts"] = experts.experts
+    if experts is not None and experts.shared_ffn:
+        split["shared_expert_intermediate_size"] = experts.shared_ffn
     for name, size in split.items():
         if size % job.tp:
             common = math.gcd(*split.values())

@@ -52,13 +52,13 @@ def rotary_embedding(model: ModelSpec, number: int = 0) -> RotaryPositionEmbeddi
     return _rotary_on(paddle.get_device(), turned, rotation.theta, rotation.scaling, model.positions)
 
 
-def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> dict[str, Any]:
+def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, options: LayerOptions) -> dict[str, Any]:
     """Return TransformerLayer's arguments that say what a LayerSpec computes.
 
-    rope: its attention's `rotary_embedding`.
+    rope: its attention's `rotary_embedding`. options: the run's, of which those for experts are read.
     """
     attention, feed_forward = spec.attention, spec.feed_forward
-    experts = experts_arguments(feed_forward) if isinstance(feed_forward, ExpertsSpec) else None
+    experts = experts_arguments(feed_forward, options) if isinstance(feed_forward, ExpertsSpec) else None
     scale, factor = attention.scale or attention.head_dim**-0.5, rope.attention_factor if rope else 1.0
     in_part = attention.rotation is not None and attention.rotation.fraction < 1
     norm = spec.norm
@@ -90,8 +90,9 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> di
     )
 
 
-def experts_arguments(spec: ExpertsSpec) -> dict[str, Any]:
+def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any]:
     """Return MoEConfig's arguments that say what an ExpertsSpec computes, without those that a TransformerLayer has."""
+    coefficient = options.moe_aux_loss_coeff
     return dict(
         moe_ffn_hidden_size=spec.ffn,
         num_moe_experts=spec.experts,
@@ -102,7 +103,9 @@ def experts_arguments(spec: ExpertsSpec) -> dict[str, Any]:
         moe_router_group_topk=spec.group_topk,
         moe_router_topk_scaling_factor=spec.scaling,
         moe_router_enable_expert_bias=spec.expert_bias,
-        moe_aux_loss_coeff=spec.aux_loss_coeff,
+        moe_aux_loss_coeff=spec.aux_loss_coeff if coefficient is None else coefficient,
+        moe_expert_capacity_factor=options.moe_expert_capacity_factor,
+        moe_router_force_load_balancing=options.moe_router_force_load_balancing,
         moe_shared_expert_intermediate_size=spec.shared_ffn,
         moe_shared_expert_gate=spec.shared_gate,
     )
@@ -195,7 +198,7 @@ class DecoderLayer(nn.Layer):
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * len(model.layers)) ** 0.5),
             cp_comm_type=cp_comm_type(config),
             backend=config.transformer_engine_backend,
-            **layer_arguments(spec, self.rope),
+            **layer_arguments(spec, self.rope, layers),
         )
         self.transformer = TransformerLayer(settings)  # type: ignore[call-arg, arg-type]  # of a whole record: see `takes`
         for name, weight in self.transformer.named_parameters() if in_blocks else ():

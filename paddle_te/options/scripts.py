@@ -67,7 +67,7 @@ OPTIMIZER_DEFAULTS = {name: next(iter(kinds)) for name, kinds in OPTIMIZER.items
 FP8_RECIPES = {"delayed": 16, "current": 16, "block": 128}
 DELAYED = {"fp8_recipe": "delayed"}
 # The parts of a decoder layer that backward can compute again; `layers.TransformerLayer` says what each one is
-RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
+RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "moe_act", "moe", "core_attn")
 
 
 def chosen(kept: object, flags: Iterable[str]) -> list[str]:
@@ -201,12 +201,15 @@ class Layers:
         some_of(*RECOMPUTE_MODULES),
         default=None,
         help="Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
-        "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), core_attn.",
+        "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), moe_act and moe (the experts' activation, "
+        "and the whole of their half), core_attn.",
         doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
-        "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM) and `core_attn`; "
+        "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM), `moe_act` and `moe` "
+        "([the experts' activation, and the whole of their half](../../docs/moe.md#memory)) and `core_attn`; "
         "[what each one saves](../../docs/recompute.md). Not with `--recompute_granularity full`",
         zh="每个 decoder 层中不保留结果、在反向时重新计算的部分：`layernorm`、`mlp_act`（MLP 的激活函数）、"
-        "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`core_attn`，可写多个；[各节省多少](../../docs/recompute.md)。"
+        "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`moe_act` 和 `moe`"
+        "（[专家的激活函数，以及专家所在的整个后半层](../../docs/moe.md#memory)）、`core_attn`，可写多个；[各节省多少](../../docs/recompute.md)。"
         "不能与 `--recompute_granularity full` 同用",
         config=True,
     )
@@ -230,6 +233,38 @@ class Layers:
         "[for long sequences](../../docs/long-sequences.md#the-mlp-in-chunks)",
         zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
         "[用于长序列](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        config=True,
+    )
+    moe_aux_loss_coeff: float | None = option(
+        NOT_NEGATIVE,
+        default=None,
+        help="Factor of the loss that balances the load of experts, in each layer that has some; default: "
+        "config.json's router_aux_loss_coef.",
+        doc="factor of [the loss that balances the load of experts](../../docs/moe.md#training), in each layer that "
+        "has some; by default config.json's `router_aux_loss_coef`. Megatron's flag",
+        zh="[平衡专家负载的辅助 loss](../../docs/moe.md#training) 的系数，用于每个含专家的层；"
+        "默认取 config.json 的 `router_aux_loss_coef`。与 Megatron 的同名参数相同",
+        config=True,
+    )
+    moe_expert_capacity_factor: float | None = option(
+        POSITIVE,
+        default=None,
+        help="An expert takes at most so many times its even share of a micro-batch's tokens; the others pass it by. "
+        "Default: experts take all tokens.",
+        doc="an expert takes at most so many times its even share of a micro-batch's tokens, those with the greatest "
+        "probabilities; the others pass it by. By default experts take all tokens. Megatron's flag",
+        zh="一个专家最多处理其平均份额若干倍的 token（概率最大的那些），其余 token 绕过该专家；"
+        "默认处理全部 token。与 Megatron 的同名参数相同",
+        config=True,
+    )
+    moe_router_force_load_balancing: bool = option(
+        FLAG,
+        default=False,
+        help="Give each expert as many tokens, whatever the router says: for benchmarks.",
+        doc="each expert gets as many tokens, whatever the router says: for benchmarks, as Megatron's flag. Such a "
+        "model learns nothing of use",
+        zh="无论 router 的结果如何，每个专家都得到同样多的 token：仅用于性能测试，与 Megatron 的同名参数相同；"
+        "这样训练出的模型没有用处",
         config=True,
     )
     offload_activations: int = option(

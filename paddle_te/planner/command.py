@@ -159,6 +159,11 @@ def _task(arguments: argparse.Namespace) -> dict[str, object]:
 def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain: bool) -> str:
     """What the command prints."""
     lines = [f"{name}: {model.parameters:,} parameters"]
+    if model.idle:
+        lines[0] += f", {model.active_parameters:,} of them for each token"
+        lines.append(
+            "Memory and time of experts are computed, and not measured yet; --expert_parallel_degree is not searched."
+        )
     if not gpu.measured:
         lines.append(f"{gpu.title}: its speeds are taken over from the H200; {gpu.steps}")
     lines.append("")
@@ -195,7 +200,8 @@ def _measured(plan: Plan, model: Model, gpu: Gpu) -> str:
     """The tokens/s that were measured of a layout; else where layouts of the same kind ran."""
     if speed := speed_of(model, plan.layout, gpu):
         return f"{speed:,.0f} tokens/s"
-    return "kind ran on " + ", ".join(where) if (where := ran_on(plan.layout)) else "never ran"
+    where = [] if model.idle else ran_on(plan.layout)
+    return "kind ran on " + ", ".join(where) if where else "never ran"
 
 
 def _notes(plans: list[Plan]) -> list[str]:

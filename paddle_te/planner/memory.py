@@ -287,7 +287,7 @@ def fp8_copies(model: Model, layout: Job, last: bool) -> tuple[float, float]:
     return fp8_copies_of_a_layer(model, layout), head
 
 
-def fp8_copies_of_a_layer(model: Model, layout: Job) -> int:
+def fp8_copies_of_a_layer(model: Model, layout: Job) -> float:
     """Return bytes of fp8 copies of the GEMMs' weights that are kept.
 
     For one micro-batch the transposes that dgrad needs, which a GEMM that is computed again makes anew; for several
@@ -320,7 +320,8 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     if model.norms == "after":
         again = tuple(part for part in again if part != "layernorm")
     of_input = {part: _kept_of_an_input(layout, part) for part in ("attention", "mlp")}
-    norm, norm_2 = (0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
+    norm, norm_2 = (0.0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
+    norm_2 += of_input["mlp"] * h * (model.copies - 1 if model.idle else 0)  # rows of experts beside the norm's output
     of_attention = 1 if layout.fp8_dpa else 2
     # with norms of q and k also as the GEMM gives them, from which the norms' backward computes
     qkv = (of_attention + (2 if model.qk_norm else 0)) * model.qkv
@@ -333,8 +334,8 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
         proj = 0
     middle = 2 * h  # the residual of the MLP half
     # its input, and its output (gate and up)
-    fc1 = 0 if "mlp" in again else norm_2 + (MXFP8 if layout.stores_input_in_fp8 else 2) * model.fc1
-    activation = 0 if {"mlp", "mlp_act"} & {*again} else of_input["mlp"] * f  # fc2's input
+    fc1 = 0 if {"mlp", "moe"} & {*again} else norm_2 + (MXFP8 if layout.stores_input_in_fp8 else 2) * model.fc1
+    activation = 0 if {"mlp", "mlp_act", "moe", "moe_act"} & {*again} else of_input["mlp"] * f  # fc2's input
     low_rank = 2 * sum(_width(layout, gemm) for gemm in _kept_products(model, layout))  # x·A
     return entry + norm + qkv + attention + proj + middle + fc1 + activation + added + low_rank
 
@@ -398,6 +399,8 @@ def backward_of_a_layer(model: Model, layout: Job) -> float:
         return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
     if layout.recomputed != "full" and "mlp" in layout.recomputed_modules:
         again = 2 * model.fc1
+    if layout.recomputed != "full" and "moe" in layout.recomputed_modules:
+        again = 2 * (model.fc1 + model.ffn + model.copies * model.hidden)
     if layout.stores_input_in_fp8 and not model.gated:
         again += 2 * model.fc1
     transposed = model.hidden * model.fc1 if layout.fp8_base else 0  # the largest weight

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from paddle_te.configs.spec import ModelSpec, spec_of
+from paddle_te.configs.spec import ExpertsSpec, ModelSpec, spec_of
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 
 MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
@@ -29,10 +29,15 @@ class Gemm(NamedTuple):
 class Model:
     """A decoder: Llama's, with RMSNorm, a gated MLP and grouped key-value heads, or one that differs in what follows.
 
+    Layers are counted as if they were alike: where some have experts, or all, `ffn` is the width of what one token goes
+    through, on average over the layers.
+
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
     the norms too. gated: the MLP is. positions: those that are learned. window: attention has a sliding window.
     qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline model of it. spec: what it was made
     of, which has the weights' names.
+    idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
+    has in the MLP's first GEMM, one for each of its experts.
     """
 
     hidden: int
@@ -51,6 +56,8 @@ class Model:
     qk_norm: str | None = None
     norms: str = "before"
     pipeline: bool = True
+    idle: float = 0.0
+    copies: float = 1.0
     spec: ModelSpec | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -58,9 +65,10 @@ class Model:
         """Return the Model of a configuration, as `configs.spec.spec_of` takes it."""
         spec = spec_of(config)
         attention, feed_forward = spec.layer.attention, spec.layer.feed_forward
+        of_layers = _of_layers(spec)
         return cls(
             spec.hidden,
-            feed_forward.ffn,
+            of_layers.ffn,
             len(spec.layers),
             attention.heads,
             attention.groups,
@@ -75,6 +83,8 @@ class Model:
             attention.qk_norm,
             spec.layer.norms,
             has_pipeline(spec.family.model_type),
+            of_layers.idle,
+            of_layers.copies,
             spec,
         )
 
@@ -99,14 +109,19 @@ class Model:
         return self.ffn * (2 if self.gated else 1)
 
     @cached_property
-    def mlp_weights(self) -> int:
-        """Elements of the two matrices of a layer's MLP."""
-        return self.hidden * (self.fc1 + self.ffn)
+    def mlp_weights(self) -> float:
+        """Elements of the matrices of a layer's MLP, or of all its experts."""
+        return self.hidden * (self.fc1 + self.ffn) + self.idle
 
     @cached_property
-    def gemm_weights(self) -> int:
+    def gemm_weights(self) -> float:
         """Elements of a layer's matrices."""
-        return self.hidden * (self.qkv + self.q) + self.mlp_weights
+        return self.active_weights + self.idle
+
+    @cached_property
+    def active_weights(self) -> int:
+        """Elements of a layer's matrices that a token is multiplied with."""
+        return self.hidden * (self.qkv + self.q + self.fc1 + self.ffn)
 
     @cached_property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -121,7 +136,7 @@ class Model:
         )
 
     @cached_property
-    def layer_weights(self) -> int:
+    def layer_weights(self) -> float:
         """Elements of a layer's weights."""
         all_biases = self.qkv + self.fc1 + 4 * self.hidden
         of_heads = {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
@@ -137,7 +152,33 @@ class Model:
     def parameters(self) -> int:
         """Elements of all weights."""
         outside = (1 if self.tied else 2) * self.embedding + self.positions * self.hidden
-        return self.layers * self.layer_weights + outside + self.hidden * (2 if self.bias else 1)
+        return round(self.layers * self.layer_weights) + outside + self.hidden * (2 if self.bias else 1)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Elements of the weights that a token goes through."""
+        return self.parameters - round(self.layers * self.idle)
+
+
+class _Layers(NamedTuple):
+    ffn: int
+    idle: float
+    copies: float
+
+
+def _of_layers(spec: ModelSpec) -> _Layers:
+    """Return Model's ffn, idle and copies, means over the layers."""
+    active, stored, copies = 0, 0, 0
+    for layer in spec.layers:
+        ff = layer.feed_forward
+        experts, topk, shared = (ff.experts, ff.topk, ff.shared_ffn or 0) if isinstance(ff, ExpertsSpec) else (1, 1, 0)
+        row = (3 if ff.gated else 2) * spec.hidden  # elements for each number of an activation
+        active += topk * ff.ffn + shared
+        stored += row * (experts * ff.ffn + shared) + (spec.hidden * experts if experts > 1 else 0)
+        copies += topk
+    count, row = len(spec.layers), (3 if spec.layer.feed_forward.gated else 2) * spec.hidden
+    ffn = round(active / count)
+    return _Layers(ffn, stored / count - row * ffn, copies / count)
 
 
 def check_size(config: Any, source: str) -> None:

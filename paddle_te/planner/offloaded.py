@@ -36,7 +36,9 @@ def spread(sizes: Sequence[float], fraction: float, least: float = LEAST) -> lis
 def whole_weights(model: Model, tp: int) -> list[float]:
     """Elements of the weights that a rank has without sharding, in the model's order."""
     h = model.hidden
-    layer = (h, h * model.qkv / tp, h * model.q / tp, h, h * model.fc1 / tp, h * model.ffn / tp)
+    fc1 = model.fc1 / (model.fc1 + model.ffn)  # its share of the MLP's weights, or the experts'
+    mlp = model.mlp_weights / tp
+    layer = (h, h * model.qkv / tp, h * model.q / tp, h, mlp * fc1, mlp * (1 - fc1))
     head = [h] + [model.embedding / tp] * (not model.tied)
     return [model.embedding / tp, *layer * model.layers, *head]
 

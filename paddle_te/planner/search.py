@@ -39,6 +39,15 @@ RECOMPUTE: tuple[dict[str, object], ...] = (
     again("layernorm", "mlp", "core_attn"),
     WHOLE_LAYERS,
 )
+# The same for layers with experts
+OF_EXPERTS = (
+    RECOMPUTE[0],
+    again("moe_act"),
+    again("moe_act", "core_attn"),
+    again("moe"),
+    again("moe", "core_attn"),
+    WHOLE_LAYERS,
+)
 # The same with the MLP in chunks, where a rank has so many tokens that this makes one layer's backward much smaller.
 CHUNK = 16384
 IN_CHUNKS = tuple(each | in_chunks(CHUNK) for each in RECOMPUTE[-3:])
@@ -133,7 +142,7 @@ def layouts(
                     continue
                 filled = whole.but(per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches)
                 for shared in filter(_accepted, _data_parallel(filled)):
-                    yield from filter(_accepted, map(_with_what_is_stored, _of_memory(shared, flags)))
+                    yield from filter(_accepted, map(_with_what_is_stored, _of_memory(model, shared, flags)))
 
 
 def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
@@ -148,14 +157,15 @@ def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
         yield one if "amp_master_grad" in given else one.but(amp_master_grad=one.keeps_main_gradients)
 
 
-def _of_memory(layout: Job, given: Collection[str]) -> Iterator[Job]:
+def _of_memory(model: Model, layout: Job, given: Collection[str]) -> Iterator[Job]:
     """Yield the layout with all that backward may compute again, and with the loss at once and in chunks.
 
     The user may have decided on these.
     """
     own = {name: getattr(layout, name) for each in (again(), in_chunks(0)) for name in each if name in given}
-    # layers with LoRA have no chunks
-    every = RECOMPUTE + IN_CHUNKS * (layout.tokens >= 2 * CHUNK and not layout.lora)
+    # layers with LoRA have no chunks, and experts neither
+    in_turn = RECOMPUTE + IN_CHUNKS * (layout.tokens >= 2 * CHUNK and not layout.lora)
+    every = OF_EXPERTS if model.idle else in_turn
     if again().keys() <= {*given}:
         every = ({}, WHOLE_LAYERS | {"recompute_granularity": "core_attn"})
     at_once = (False, True) if layout.pp == 1 and not layout.fp8_lm_head else (False,)

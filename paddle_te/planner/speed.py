@@ -108,7 +108,7 @@ def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
 def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
     fp8, tokens = layout.precision == "fp8", layout.tokens
-    gemms = products(model, layout) * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
+    gemms = products(model, layout) * tokens * model.active_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
     elementwise = tokens * elementwise_bytes(model, layout) / (gpu.hbm_lora if layout.lora else gpu.hbm) / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
@@ -205,9 +205,14 @@ def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float
     if "mlp" in again:
         fc1 = model.hidden * model.fc1
         moved += norm + activation
-        times += gemms / 3 * fc1 / model.gemm_weights
+        times += gemms / 3 * fc1 / model.active_weights
         if layout.precision == "fp8" and not cached:
             times += fc1 * CAST_BYTES / gpu.hbm / 1e6
+    if "moe_act" in again:
+        moved += activation
+    if "moe" in again:
+        moved += norm + activation + 4 * model.copies * model.hidden
+        times += gemms / 3 * model.hidden * (model.fc1 + model.ffn) / model.active_weights
     if "core_attn" in again:
         times += 1.3 * attention / 3
     return times + layout.tokens * moved / gpu.hbm / 1e6
@@ -222,10 +227,10 @@ def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
     if not layout.mlp_in_chunks:
         return 0.0
     fc1 = model.hidden * model.fc1
-    moved = layout.tokens * (4 * model.hidden + 2 * model.fc1 + 2 * model.ffn)
+    moved: float = layout.tokens * (4 * model.hidden + 2 * model.fc1 + 2 * model.ffn)
     moved += 8 * model.mlp_weights * (math.ceil(layout.tokens / layout.chunk) - 1)
     casts = fc1 * CAST_BYTES if layout.precision == "fp8" and layout.micro_batches == 1 else 0
-    return gemms / 3 * fc1 / model.gemm_weights + (moved + casts) / gpu.hbm / 1e6
+    return gemms / 3 * fc1 / model.active_weights + (moved + casts) / gpu.hbm / 1e6
 
 
 def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:

@@ -12,6 +12,7 @@ import paddle
 
 from paddle_te import device
 from paddle_te.host import HostArguments, HostConfig
+from paddle_te.models.experts import ROUTING
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.planner import Model
@@ -23,7 +24,8 @@ from paddle_te.training.callback import Callback, Control, State
 def model_flops_per_token(config: HostConfig) -> int:
     """Return the floating-point operations that training needs per token, forward and backward, without recomputation.
 
-    6 per weight that is multiplied (2 forward, 4 backward; the embedding's lookup has none) and
+    6 per weight that is multiplied (2 forward, 4 backward; of experts those of one token, the embedding's lookup has
+    none) and
     12·L·H·Q·T for attention's two products, not halved for the causal mask.
     Source: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B; Megatron-LM and torchtitan count alike.
 
@@ -31,7 +33,7 @@ def model_flops_per_token(config: HostConfig) -> int:
         config: the model's, PaddleNLP's object; its seq_length is the tokens in a sample (T).
     """
     model = Model.of(config)
-    weights = model.layers * model.gemm_weights + model.embedding
+    weights = model.layers * model.active_weights + model.embedding
     return 6 * weights + 12 * model.layers * model.hidden * config.seq_length
 
 
@@ -104,8 +106,9 @@ class ThroughputCallback(Callback):
     `step_time` in seconds (mean of the interval; saving and evaluating not counted, loading data counted),
     `tokens_per_second` of the whole job, memory of the first process's device; "skipped_steps" where some were left
     out since the line before (`health`), and no line where all were; "grad_norm" before clipping, of the last step,
-    where the Trainer logs it; preference tuning's rewards. A resumed run keeps the lines up to the step it resumes
-    from. At the end train_summary.json, whose speeds leave out the first interval (warm-up).
+    where the Trainer logs it; what `models.experts` says of a mixture of experts; preference tuning's rewards. A
+    resumed run keeps the lines up to the step it resumes from. At the end train_summary.json, whose speeds leave out
+    the first interval (warm-up).
 
     It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
 
@@ -196,7 +199,7 @@ class ThroughputCallback(Callback):
             "step_time": step_time,
             "peak_memory_bytes": device.peak_memory(),
             **({"skipped_steps": self.unlogged} if self.unlogged else {}),
-            **({"grad_norm": logs["grad_norm"]} if "grad_norm" in logs else {}),
+            **{name: logs[name] for name in ("grad_norm", *ROUTING) if name in logs},
             **of_preferences(logs),
         }
         self.unlogged = 0

@@ -144,6 +144,8 @@ def _fill(checkpoint: Checkpoint, rank: Rank, found: State, kind: str, is_frozen
     other_name = {embedding: head, head: embedding} if tied else {}
     tensors = {}
     for name, weight in rank.tensors.items():
+        if checkpoint.layout.place(name).slot.parts == ("expert_bias",):
+            continue  # no optimizer moves it
         ref = found.get(kind, {}).get(name)
         if ref is None and kind == MASTER and weight.dtype == "float32":
             ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own

@@ -173,9 +173,6 @@ class MoEConfig(GemmSettings):
         return math.ceil(tokens * self.moe_router_topk / self.num_moe_experts * self.moe_expert_capacity_factor)
 
 
-MLPS_PARTS = {"mlp": "moe", "mlp_act": "moe_act"}  # what recomputes as much of a mixture of experts
-
-
 def of_layer(settings: LayerSettings, **options: Any) -> MoEConfig:
     """Return the MoEConfig of a TransformerLayer, with MoEConfig's `options` beside what both have.
 
@@ -188,6 +185,6 @@ def of_layer(settings: LayerSettings, **options: Any) -> MoEConfig:
     modules = tuple(settings.recompute_modules or ())
     if "layernorm" in modules:
         raise ValueError("recompute_modules: a mixture of experts keeps its norm's output; leave 'layernorm' out")
-    again = tuple(MLPS_PARTS[name] for name in modules if name in MLPS_PARTS)
+    again = tuple(name for name in modules if name in RECOMPUTE_MODULES)  # the others are those of attention and MLPs
     given = dict(moe_ffn_hidden_size=settings.ffn_hidden_size, recompute_modules=again) | options
     return part(MoEConfig, settings, **given)

@@ -109,28 +109,29 @@ class TopKRouter(_Layer):
         return self.moe_ops.limit_experts(probs, routing_map, capacity, self.config.moe_token_drop_policy)
 
     @paddle.no_grad()
-    def update_expert_bias(self, group: Group | None = None) -> None:
+    def update_expert_bias(self, *groups: Group) -> None:
         """Move the bias of each expert by moe_router_bias_update_rate.
 
         Up where it had less than the mean of the tokens since the last update, and down where it had more; see the
         function of that name.
         """
         tokens = self._tokens
-        if group is not None:
+        for group in groups:
             dist.all_reduce(tokens, group=group)
         step = paddle.sign(tokens.mean() - tokens) * self.config.moe_router_bias_update_rate
         self.expert_bias.set_value(self.expert_bias + step)
         tokens.zero_()
 
 
-def update_expert_bias(model: nn.Layer, group: Group | None = None) -> None:
+def update_expert_bias(model: nn.Layer, *groups: Group) -> None:
     """Update the expert_bias of all routers in a model (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024).
 
-    Call it once a step, after its last backward. group: the ranks that each saw some of the step's tokens.
+    Call it once a step, after its last backward. groups: the ranks that each saw some of the step's tokens; of several
+    groups, such as those of data parallelism and of sharding, each sums what the one before has summed.
     """
     for layer in model.sublayers(include_self=True):
         if isinstance(layer, TopKRouter) and layer.expert_bias is not None:
-            layer.update_expert_bias(group)
+            layer.update_expert_bias(*groups)
 
 
 def _balanced(logits: Tensor, topk: int) -> Tensor:

@@ -127,3 +127,24 @@ def test_resumed(runs, layout, family, name):
 def test_goes_on_in_another_layout(runs, family, name, start, end):
     got, whole = runs[end][f"{family}.{name}_resumed"], runs["one"][f"{family}.{name}"]
     jobs.check_same(got, logged(whole, got), 1e-5, 1e-5)
+
+
+# Experts in the second layer only, of which ranks have some whole; a shared expert, of which they have shares.
+EXPERTS = {
+    "qwen3_moe": dict(mlp_only_layers=[0], norm_topk_prob=True),
+    "qwen2_moe": dict(shared_expert_intermediate_size=64),
+}
+
+
+def test_experts(tmp_path, warm_host):
+    """Without te, whose experts want a newer cuBLAS: tests of layers emulate it."""
+    sizes, variants = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), []
+    for family, own in EXPERTS.items():
+        said = dict(model_type=family, num_hidden_layers=2, router_aux_loss_coef=0.0) | TOKENS | sizes | own
+        init = jobs.make_own_weights(tmp_path / family, **said)
+        variants.append(jobs.variant("pd", init) | dict(name=family))
+    whole = jobs.launch(tmp_path / "whole", 1, {}, variants, "nvgpu", warm_host)
+    processes, flags = jobs.LAYOUTS["tp2_pp2"]
+    shared = jobs.launch(tmp_path / "shared", processes, flags, variants, "nvgpu", warm_host)
+    for family in EXPERTS:
+        jobs.check_same(shared[family], whole[family], *EXACT)

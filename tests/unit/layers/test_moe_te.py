@@ -283,7 +283,7 @@ def test_in_a_transformer_layer():
 
 
 def test_a_transformer_layers_recompute_is_the_mixtures():
-    layer = in_transformer("paddle", "float32", recompute_modules=("core_attn", "mlp_act"))
+    layer = in_transformer("paddle", "float32", recompute_modules=("core_attn", "moe_act", "mlp"))
     assert layer.moe_layer.config.recompute_modules == ("moe_act",)
     for options, words in (
         (dict(recompute_modules=("layernorm",)), "leave 'layernorm' out"),

@@ -11,9 +11,11 @@ from paddle_te.hosts.paddlenlp.training.health import HealthCallback
 from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, ProfilerCallback
 from paddle_te.hosts.paddlenlp.training.progress import ProgressBarCallback
 from paddle_te.job import PRETRAIN
+from paddle_te.models.experts import routers
 from paddle_te.runs import screen
 from paddle_te.runs.transfers import Transfer
 from paddle_te.training.callback import Control, State
+from paddle_te.training.experts import ExpertsCallback
 from paddle_te.training.lines import LinesCallback
 from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.training.signals import ExitSignalCallback
@@ -66,6 +68,8 @@ def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | No
     lines = LinesCallback.of(config)
     transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
     callbacks[:0] = [ThroughputCallback.of(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
+    if routers(trainer.model):
+        callbacks.insert(0, ExpertsCallback())
     callbacks += [TrackerCallback(TRACKERS[name]()) for name in getattr(trainer.args, "trackers", [])]
     callbacks.append(LastStepCallback())
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there

@@ -1,0 +1,84 @@
+"""The routers of a model while it trains: scale of the auxiliary loss, bias by load, and what they have seen."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed import fleet
+from paddle.distributed.communication.group import Group
+
+from paddle_te.distributed import gather_objects
+from paddle_te.layers.moe import MoEAuxLossAutoScaler, TopKRouter, update_expert_bias
+
+# What the log says of each rank's last micro-batch: tokens of the busiest expert over the mean of all, in the layer
+# where that is greatest; the share of all pairs of a token and an expert that moe_expert_capacity_factor has dropped;
+# and the loss that balances the load, with its coefficient, the mean over the layers
+ROUTING = ("expert_load", "dropped_tokens", "moe_aux_loss")
+
+
+def routers(model: nn.Layer) -> list[TopKRouter]:
+    """Return the routers of a model, or of a pipeline's stage."""
+    return [layer for layer in model.sublayers() if isinstance(layer, TopKRouter)]
+
+
+def scale_auxiliary_loss(micro_batches: int, sharing: int = 1, scaler: Any = None) -> None:
+    """Give the auxiliary losses of a micro-batch the weight that its main loss has in a step.
+
+    micro_batches: whose losses the step takes the mean of. sharing: ranks that share sequences, whose gradients are
+    summed. scaler: Paddle's GradScaler in fp16, which multiplies the main loss; None: none does.
+    """
+    share = 1 / (micro_batches * sharing)
+    MoEAuxLossAutoScaler.set_loss_scale(share if scaler is None else scaler._scale * share)
+
+
+class _Seen(NamedTuple):
+    """What a rank's routers saw: per layer the load, pairs and dropped pairs, and per layer with one the loss."""
+
+    loads: list[float]
+    pairs: float
+    dropped: float
+    losses: list[float]
+
+
+def _seen(model: nn.Layer) -> _Seen:
+    """Read the statistics of the last forward. Waits for the device."""
+    found = [router.statistics for router in routers(model) if router.statistics is not None]
+    tokens = [statistics.tokens_per_expert.numpy() for statistics in found]
+    return _Seen(
+        [float(each.max() / max(each.mean(), 1e-12)) for each in tokens],
+        float(sum(each.sum() for each in tokens)),
+        sum(float(statistics.dropped) for statistics in found),
+        [float(statistics.aux_loss) for statistics in found if statistics.aux_loss is not None],
+    )
+
+
+def routing_values(model: nn.Layer, processes: int) -> dict[str, float]:
+    """Return {name of ROUTING: value} of all processes' routers; {} where nobody has routed. Collective."""
+    everyone = gather_objects(_seen(model), processes)
+    loads = [load for seen in everyone for load in seen.loads]
+    losses = [loss for seen in everyone for loss in seen.losses]
+    if not loads:
+        return {}
+    values = {"expert_load": max(loads), "dropped_tokens": _share(everyone)}
+    return values | ({"moe_aux_loss": sum(losses) / len(losses)} if losses else {})
+
+
+def _share(everyone: list[_Seen]) -> float:
+    return sum(seen.dropped for seen in everyone) / max(sum(seen.pairs for seen in everyone), 1.0)
+
+
+def groups_of_tokens() -> list[Group]:
+    """Return fleet's groups of ranks that have other tokens of a step each; all processes without fleet's topology."""
+    hcg: Any = getattr(fleet.fleet, "_hcg", None)
+    if hcg is None:
+        return [dist.get_group(0)] if dist.is_initialized() else []
+    kinds = (hcg.get_data_parallel_group, hcg.get_sharding_parallel_group, hcg.get_sep_parallel_group)
+    return [group for group in (kind() for kind in kinds) if group is not None and group.nranks > 1]
+
+
+def update_biases(model: nn.Layer) -> None:
+    """Move the bias of experts, where a model has one, by the load that all ranks' routers have seen in a step."""
+    if any(router.expert_bias is not None for router in routers(model)):
+        update_expert_bias(model, *groups_of_tokens())
