@@ -96,6 +96,31 @@ def _tokenizer_json(specials, pre_tokenizer, normalizer=None, begin=None):
     }
 
 
+def _gemma_json():
+    """Byte pairs of characters, not of bytes, with bytes for what is unknown; spaces are ▁."""
+    merges = ["t h", "th e", "h e", "l l", "he ll", "hell o", "▁ ▁", "▁ the", "1 2"]
+    vocabulary = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
+    vocabulary += [merge.replace(" ", "") for merge in merges]
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    decoded = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    model = dict(type="BPE", vocab={token: i for i, token in enumerate(vocabulary)}, merges=merges, dropout=None)
+    model |= dict(unk_token="<unk>", fuse_unk=True, byte_fallback=True, ignore_merges=False)
+    model |= dict(continuing_subword_prefix=None, end_of_word_suffix=None)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i} | _token(vocabulary[i]) for i in range(4)],
+        "normalizer": space,
+        "pre_tokenizer": {
+            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False,
+        },
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [decoded, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": model,
+    }  # fmt: skip
+
+
 def _split(digits):
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     pattern = {"Regex": (pattern + r"|\s+(?!\S)|\s+").replace("DIGITS", digits)}
@@ -153,6 +178,10 @@ def folders():
         "qwen2_json": {
             "tokenizer.json": _tokenizer_json([*qwen.values()], _split(r"\p{N}"), {"type": "NFC"}),
             "tokenizer_config.json": qwen_config | {"added_tokens_decoder": qwen},
+        },
+        "gemma": {
+            "tokenizer.json": _gemma_json(),
+            "tokenizer_config.json": {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True},
         },
         "gpt2": {**bytes_only, "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}},
         "llama3": {

@@ -83,7 +83,7 @@ def build(folder: Folder, family: Family) -> tuple[tokenizers.Tokenizer, dict[st
     special = family.special | special
     prefix_space = folder.config.get("add_prefix_space")
     # Llama's class makes the object anew where the folder says add_prefix_space
-    converts = FAST not in folder.files or family.framed and prefix_space is not None
+    converts = FAST not in folder.files or family is LLAMA and prefix_space is not None
     backend = _converted(folder, family, special, added) if converts else _read(folder)
     if converts or family.always_token:
         special |= {name: _token(special.get(name), family.token) for name in _CAST if name in special}
@@ -279,7 +279,8 @@ QWEN2 = Family(
     token=_SPECIAL,
     always_token=True,
 )
+GEMMA = Family("Gemma", {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad")}, framed=True)
 GPT2 = Family("GPT2", dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END), convert=_gpt2)
 PLAIN = Family("PreTrained")
-FAMILIES = {family.name: family for family in (LLAMA, QWEN2, GPT2, PLAIN)}
+FAMILIES = {family.name: family for family in (LLAMA, QWEN2, GEMMA, GPT2, PLAIN)}
 FAMILIES |= dict.fromkeys(("Pretrained", "TokenizersBackend"), PLAIN)  # PaddleNLP's and transformers 5's names

@@ -33,6 +33,7 @@ _FLAGS = (
 )
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _WITHOUT_CLASS = {"llama": "Llama", "mistral": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen2", "gpt2": "GPT2"}
+_WITHOUT_CLASS |= dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), "Gemma")
 
 Token: TypeAlias = str | AddedToken
 
