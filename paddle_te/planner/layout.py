@@ -127,7 +127,16 @@ def row_of(job: Job) -> dict[str, object]:
     }
     plain = layout(job.world, job.sequence)
     said |= {name: (getattr(job, flag), getattr(plain, flag)) for name, flag in _SHORT.items()}
-    named = {*_SHORT.values(), *LAUNCHERS.values(), "max_length", "lora", "lora_rank", "lora_targets", "quantize_base"}
+    named = {
+        *_SHORT.values(),
+        *LAUNCHERS.values(),
+        "max_length",
+        "max_seq_len",
+        "lora",
+        "lora_rank",
+        "lora_targets",
+        "quantize_base",
+    }
     named |= {"script", "world", "use_fp8", "sequence_parallel", "pad_to_max_length", "recompute", "max_grad_norm"}
     named |= {"recompute_granularity", "sharding_parallel_config", *stored_in_fp8(True)}
     others = {name: value for name, value in differing(job, plain).items() if name not in named}
