@@ -35,6 +35,23 @@ def test_resume_is_exact(monkeypatch, tmp_path, variant):
     assert resumed == {step: whole[step] for step in (4, 5, 6)}
 
 
+def test_experts_in_the_log(monkeypatch, tmp_path):
+    """What routers saw stands in each line, and a run goes on from its checkpoint to the bit."""
+    sizes = dict(vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
+    said = dict(model_type="mixtral", num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(sizes | said | dict(router_aux_loss_coef=0.01)))
+    flags = dict(transformer_engine_backend="paddle", model_name_or_path=tmp_path / "model")
+    flags |= dict(moe_expert_capacity_factor=1.0)
+    whole = run(monkeypatch, tmp_path / "whole", **flags)
+    lines = [json.loads(line) for line in (tmp_path / "whole/train_log.jsonl").read_text().splitlines()]
+    assert all(1 <= line["expert_load"] <= 2 and 0 < line["dropped_tokens"] < 1 for line in lines)
+    assert all(0.01 <= line["moe_aux_loss"] < 0.02 for line in lines)  # 1 is perfect balance
+    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    resumed = run(monkeypatch, tmp_path / "resumed", resume_from_checkpoint=checkpoint, **flags)
+    assert resumed == {step: whole[step] for step in (4, 5, 6)}
+
+
 def test_auto_takes_the_newest_complete_checkpoint(monkeypatch, tmp_path):
     flags = dict(transformer_engine_backend="paddle")
     first = run(monkeypatch, tmp_path, **flags)
