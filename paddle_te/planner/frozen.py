@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from paddle_te.configs.spec import ModelSpec
 from paddle_te.planner.model import Model
-from paddle_te.weights import frozen
-from paddle_te.weights.layout import Dims, Place, te_layout
+
+if TYPE_CHECKING:  # the functions here import the weights' table themselves: it imports NumPy, and few runs freeze
+    from paddle_te.weights.layout import Place
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,20 @@ def frozen_of(model: Model, patterns: Iterable[str] | None) -> Frozen:
 
 def check_patterns(model: Model, patterns: Sequence[str]) -> None:
     """Raise ValueError for patterns of --freeze of which one is in no weight's name, or which are in all."""
+    from paddle_te.weights import frozen
+
     if model.spec is not None:
         frozen.check_patterns([*_named(model.spec)], patterns)
 
 
 @cache
 def _frozen(spec: ModelSpec, patterns: tuple[str, ...]) -> Frozen:
+    from paddle_te.weights.frozen import matching
+    from paddle_te.weights.layout import Dims
+
     sizes, layers, matrices, ends = Dims(spec), [0] * len(spec.layers), 0, dict[str, int]()
     named = _named(spec)
-    for place in map(named.__getitem__, frozen.matching(named, patterns)):
+    for place in map(named.__getitem__, matching(named, patterns)):
         shape = sizes.slot_shape(place)
         elements = math.prod(shape)
         if place.layer is None:
@@ -69,6 +76,8 @@ def _frozen(spec: ModelSpec, patterns: tuple[str, ...]) -> Frozen:
 
 def _named(spec: ModelSpec) -> dict[str, Place]:
     """Return {name in the checkpoints of runs with te: Place}; a head that is the embedding is left out."""
+    from paddle_te.weights.layout import te_layout
+
     layout = te_layout(spec.tied, spec.family)
     places = [place for place in layout.tensors(spec) if not (spec.tied and place.slot.parts == ("lm_head",))]
     return {layout.full_name(place): place for place in places}
