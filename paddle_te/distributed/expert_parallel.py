@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import paddle.distributed as dist
 from paddle import Tensor
@@ -18,6 +18,7 @@ from paddle.distributed.communication.group import Group
 
 from paddle_te.distributed.tensor_parallel import TensorParallel
 
+Rows = TypeVar("Rows", bound=Any)  # a NumPy array or a tensor
 COLOR = "moe_expert"  # sharding stage 1 lays such gradients into buckets of their own
 
 
@@ -48,6 +49,25 @@ def make_groups(degree: int) -> None:
                     setattr(hcg, name, group)
 
 
+def _group() -> Group | None:
+    """Return the ranks of `make_groups` that divide the experts; None where there are no several."""
+    group: Group | None = getattr(getattr(fleet.fleet, "_hcg", None), "expert_parallel_group", None)
+    return None if group is None or group.nranks == 1 else group
+
+
+def experts_share() -> tuple[int, int]:
+    """Return into how many parts `make_groups`' ranks divide the experts, and which of them this process has."""
+    group = _group()
+    return (1, 0) if group is None else (group.nranks, group.rank)
+
+
+def own_experts(array: Rows) -> Rows:
+    """Return this process's part of all experts' rows."""
+    parts, mine = experts_share()
+    size = len(array) // parts
+    return array[mine * size : (mine + 1) * size]
+
+
 @dataclass(frozen=True)
 class ExpertParallel:
     """The ranks that divide a layer's experts.
@@ -65,13 +85,13 @@ class ExpertParallel:
 
         Raises ValueError for both.
         """
-        hcg: Any = getattr(fleet.fleet, "_hcg", None)
-        group: Group | None = getattr(hcg, "expert_parallel_group", None)
-        if group is None or group.nranks == 1:
+        group = _group()
+        if group is None:
             return None if tp is None else cls(tp)
         if tp is not None:
             raise ValueError("tensor parallel ranks divide the experts already: leave expert_parallel_degree out")
         ranks = TensorParallel(group, group.rank, group.nranks, sequence_parallel=True)
+        hcg: Any = fleet.get_hybrid_communicate_group()
         return cls(ranks, hcg.expert_grad_comm_group)
 
     @property
@@ -94,7 +114,7 @@ class ExpertParallel:
             parameter.is_distributed, parameter.split_axis = True, 0
             return
         parameter.no_sync = True
-        # `upstream.expert_gradients` multiplies by the scale: each rank's loss is a mean over its own tokens
+        # `upstream.expert_buckets` multiplies by the scale: each rank's loss is a mean over its own tokens
         parameter.color = {"color": COLOR, "group": self.replicas, "scale": 1 / self.size}
 
     def same_on_replicas(self, parameter: Tensor) -> None:

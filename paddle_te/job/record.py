@@ -65,6 +65,7 @@ class Job(
     pipeline_parallel_degree: int = 1
     sep_parallel_degree: int = 1
     context_parallel_degree: int = 1
+    expert_parallel_degree: int = 1
 
     def __post_init__(self) -> None:
         """Preference tuning packs its rows, and fills them all."""
@@ -119,6 +120,16 @@ class Job(
     def cp(self) -> int:
         """Ranks that share sequences by ring attention."""
         return self.context_parallel_degree
+
+    @property
+    def ep(self) -> int:
+        """Sharding ranks that divide a mixture's experts."""
+        return self.expert_parallel_degree
+
+    @property
+    def experts_ranks(self) -> int:
+        """Ranks that divide a mixture's experts: those of tensor parallelism, or EP's."""
+        return max(self.tp, self.ep)
 
     @property
     def sharing(self) -> int:
@@ -373,7 +384,13 @@ class Job(
 
 
 FLAGS = tuple(dict.fromkeys(option.name for option in options_of(*Job.__bases__)))
-_DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sep_parallel_degree", "context_parallel_degree")
+_DEGREES = (
+    "tensor_parallel_degree",
+    "pipeline_parallel_degree",
+    "sep_parallel_degree",
+    "context_parallel_degree",
+    "expert_parallel_degree",
+)
 
 
 class _Attributes(Mapping[str, object]):

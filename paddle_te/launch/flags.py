@@ -13,7 +13,7 @@ from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS, Option
-from paddle_te.options.launcher import VARIABLES
+from paddle_te.options.launcher import SPLIT, VARIABLES
 from paddle_te.options.removed import check_removed
 
 
@@ -37,7 +37,9 @@ def common(options: Iterable[Option], args: argparse.Namespace, device: str, wor
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
     }
     asked = _job_of(args, flags, world=world, host=args.HOST)
-    return flags | {"amp_master_grad": 1 if asked.keeps_main_gradients else None}
+    if args.EP > 1:
+        flags |= {"sharding_parallel_config": SPLIT}
+    return flags | {"amp_master_grad": 1 if asked.keeps_main_gradients or args.EP > 1 else None}
 
 
 def of_folder(args: argparse.Namespace, output: Path) -> dict[str, object]:

@@ -28,7 +28,7 @@ def experiment_name(args: argparse.Namespace, nodes: int, dp: int) -> str:
     model = configs.canonical(args.model_name)
     if model is None or (Path(args.model_name).expanduser() / "config.json").is_file():
         model = Path(args.model_name).expanduser().absolute().name
-    sharing = "".join(f"_{name}{getattr(args, name)}" for name in ("SEP", "CP") if getattr(args, name) > 1)
+    sharing = "".join(f"_{name}{getattr(args, name)}" for name in ("SEP", "CP", "EP") if getattr(args, name) > 1)
     return (
         f"N{nodes}_DP{dp}_TP{args.TP}_PP{args.PP}_VP{args.VP}_GA{args.GA}_SP{str(args.SP).lower()}_FSDP{args.FSDP}{sharing}"
         f"_MBS{args.batch_size_per_device}_{args.backend}_{args.precision}_{args.recompute}"

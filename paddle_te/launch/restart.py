@@ -57,20 +57,22 @@ def restarted(args: argparse.Namespace, folder: Path, output: Path) -> argparse.
 def fewer(args: argparse.Namespace, devices: list[str], before: int) -> argparse.Namespace | None:
     """The arguments on the devices that are left of `before`, with the same batch; None where no layout fits.
 
-    TP, PP, SEP and CP stay. The data-parallel and sharding ranks become fewer, and gradient accumulation longer: their
-    product is what a step trains on, and must stay.
+    TP, PP, SEP, CP and EP stay. The data-parallel and sharding ranks become fewer, and gradient accumulation longer:
+    their product is what a step trains on, and must stay.
     """
     model = ranks_of_a_sequence(args)
     sequences = args.GA * before // model
     for data_ranks in range(len(devices) // model, 0, -1):
-        if sequences % data_ranks:
+        if sequences % data_ranks or data_ranks % args.EP:
             continue
         made = copy.copy(args)
         made.DEVICES = devices[: data_ranks * model]
         made.GA = sequences // data_ranks
         sharded = before // model == args.FSDP
         made.FSDP = (
-            data_ranks if sharded else next(n for n in range(min(args.FSDP, data_ranks), 0, -1) if data_ranks % n == 0)
+            data_ranks
+            if sharded
+            else next(n for n in range(min(args.FSDP, data_ranks), 0, -1) if data_ranks % n == 0 and n % args.EP == 0)
         )
         return made
     return None

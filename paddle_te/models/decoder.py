@@ -108,6 +108,8 @@ def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any
         moe_router_force_load_balancing=options.moe_router_force_load_balancing,
         moe_shared_expert_intermediate_size=spec.shared_ffn,
         moe_shared_expert_gate=spec.shared_gate,
+        moe_token_dispatcher_type=options.moe_token_dispatcher_type,
+        set_parallel_mode=True,  # over sharding's ranks, where they divide experts, too
     )
 
 

@@ -461,6 +461,17 @@ VARIABLES = (
         "不能与 SEP 同用",
         passed=True,
     ),
+    _as(
+        "EP",
+        "expert_parallel_degree",
+        kind=RANKS,
+        default=1,
+        help="sharding devices that divide a mixture's experts; tensor parallel ones do so by themselves",
+        doc="devices that [divide a mixture's experts](../../docs/parallelism.md#experts), in a row of those that "
+        "share states (FSDP); those of TP do so by themselves",
+        zh="[分摊专家](../../docs/parallelism.md#experts)的设备数，取自共享状态的设备（FSDP）；TP 的设备自动分摊专家",
+        passed=True,
+    ),
     Option(
         "TOKENS_PER_STEP",
         STEP_TOKENS,
@@ -618,10 +629,11 @@ VARIABLES = (
         zh="0：不加 NVTX 标记（否则需 `pip install nvtx`）",
     ),
 )
+SPLIT = "split_param"  # of --sharding_parallel_config: each rank updates a part of every weight
 # Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
 # (stage1) or waits for their broadcasts.
 OVERLAPS = {
-    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
+    "stage1": f"{SPLIT} enable_stage1_overlap enable_stage1_allgather_overlap",
     "stage2": "enable_stage2_overlap",
 }
 # Slurm's variables, where ours are not set.

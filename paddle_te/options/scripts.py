@@ -42,6 +42,7 @@ from paddle_te.options.option import (
 
 # --transformer_engine_backend by the short names that the launcher, reports and tests have
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
+DISPATCHERS = ("allgather", "alltoall")  # --moe_token_dispatcher_type
 DTYPES = ("float32", "bfloat16", "float16")
 # How much of a manifest is compared before a checkpoint is loaded; `manifest.damage` says what each means
 LEVELS = ("full", "size", "none")
@@ -265,6 +266,17 @@ class Layers:
         "model learns nothing of use",
         zh="无论 router 的结果如何，每个专家都得到同样多的 token：仅用于性能测试，与 Megatron 的同名参数相同；"
         "这样训练出的模型没有用处",
+        config=True,
+    )
+    moe_token_dispatcher_type: str = option(
+        choice(*DISPATCHERS),
+        default="allgather",
+        help="With expert_parallel_degree: every rank gathers all tokens of the ranks that divide the experts, or "
+        "alltoall sends each token to the ranks of its experts, for which the host waits once a layer.",
+        doc="with `--expert_parallel_degree`: each rank gathers all tokens (`allgather`), or tokens go to the ranks of "
+        "their experts only (`alltoall`); [which one](../../docs/parallelism.md#experts)",
+        zh="配合 `--expert_parallel_degree`：每个 rank 收集全部 token（`allgather`），或 token 只发往其专家所在的 rank"
+        "（`alltoall`）；[如何选择](../../docs/parallelism.md#experts)",
         config=True,
     )
     offload_activations: int = option(

@@ -29,6 +29,7 @@ _SHORT = {
     "vp": "virtual_pp_degree",
     "sep": "sep_parallel_degree",
     "cp": "context_parallel_degree",
+    "ep": "expert_parallel_degree",
     "batch": "per_device_train_batch_size",
     "micro_batches": "gradient_accumulation_steps",
     "loss_in_chunks": "use_fused_linear_cross_entropy",
@@ -154,7 +155,7 @@ def differing(job: Job, other: Job) -> dict[str, object]:
 def launcher_arguments(job: Job) -> dict[str, object]:
     """Return the launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
     arguments: dict[str, object] = {
-        name: getattr(job, flag) for name, flag in LAUNCHERS.items() if name not in ("SEP", "CP")
+        name: getattr(job, flag) for name, flag in LAUNCHERS.items() if name not in ("SEP", "CP", "EP")
     }
     arguments |= {
         "FSDP": job.sharding_ranks,
@@ -168,7 +169,7 @@ def launcher_arguments(job: Job) -> dict[str, object]:
     if job.tunes:  # which has no pipelines
         del arguments["PP"], arguments["VP"]
         arguments["method"] = "lora" if job.lora else "full"
-    arguments |= {name: degree for name, degree in (("SEP", job.sep), ("CP", job.cp)) if degree > 1}
+    arguments |= {name: degree for name, degree in (("SEP", job.sep), ("CP", job.cp), ("EP", job.ep)) if degree > 1}
     return arguments | ({"OVERLAP": True} if job.overlaps else {})
 
 
@@ -208,7 +209,7 @@ def adapter_flags(job: Job) -> list[str]:
 
 def shape(job: Job) -> str:
     """Return how ranks share a model, in words for a table."""
-    degrees = {"TP": job.tp, "PP": job.pp, "VP": job.vp, "SEP": job.sep, "CP": job.cp}
+    degrees = {"TP": job.tp, "PP": job.pp, "VP": job.vp, "SEP": job.sep, "CP": job.cp, "EP": job.ep}
     degrees |= {f"stage{job.stage} over ": job.sharding_ranks, "DP": job.replicas}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
     return " × ".join(words)

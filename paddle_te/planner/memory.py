@@ -66,7 +66,7 @@ def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory
 
     rank: of those that share the weights; None: the one that has most.
     """
-    stages = {0, layout.pp - 1}
+    stages, model = {0, layout.pp - 1}, model.of_a_rank(layout.ep)
     return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)
 
 
@@ -125,7 +125,9 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
             weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
     if layout.second_model:  # whole on each rank
         weights += 2 * local
-    own = own_elements(model, layout, trained, rank)
+    # of the experts that are on other ranks these keep the states: all of them share all experts' evenly
+    elsewhere = model.layers / layout.pp * model.experts * (layout.ep - 1)
+    own = own_elements(model, layout, trained + elsewhere, rank)
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
     moment = max(_moments(model, layout, first, last, gradients, frozen), key=sum)
     states = state_bytes(layout) * states_on_device(own, layout)

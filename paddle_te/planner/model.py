@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class Model:
     qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline model of it. spec: what it was made
     of, which has the weights' names.
     idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
-    has in the MLP's first GEMM, one for each of its experts.
+    has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts.
     """
 
     hidden: int
@@ -58,6 +58,7 @@ class Model:
     pipeline: bool = True
     idle: float = 0.0
     copies: float = 1.0
+    experts: float = 0.0
     spec: ModelSpec | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -85,8 +86,27 @@ class Model:
             has_pipeline(spec.family.model_type),
             of_layers.idle,
             of_layers.copies,
+            of_layers.experts,
             spec,
         )
+
+    def of_a_rank(self, ranks: int) -> Model:
+        """Return what each of `ranks` that divide the experts has, as a model whose layers have as much.
+
+        Each gathers the tokens of all, for which te's experts have room as if all of them had their experts here.
+        """
+        if ranks == 1:
+            return self
+        ffn, row = ranks * self.ffn, self.mlp_row
+        stored = self.mlp_weights - self.experts * (1 - 1 / ranks)
+        return replace(
+            self, ffn=ffn, idle=stored - row * ffn, copies=ranks * (self.copies + 1), experts=self.experts / ranks
+        )
+
+    @cached_property
+    def mlp_row(self) -> int:
+        """Elements of the MLP's matrices for each number of its activation."""
+        return self.hidden * (3 if self.gated else 2)
 
     @cached_property
     def q(self) -> int:
@@ -164,11 +184,12 @@ class _Layers(NamedTuple):
     ffn: int
     idle: float
     copies: float
+    experts: float
 
 
 def _of_layers(spec: ModelSpec) -> _Layers:
-    """Return Model's ffn, idle and copies, means over the layers."""
-    active, stored, copies = 0, 0, 0
+    """Return Model's ffn, idle, copies and experts, means over the layers."""
+    active, stored, copies, of_experts = 0, 0, 0, 0
     for layer in spec.layers:
         ff = layer.feed_forward
         experts, topk, shared = (ff.experts, ff.topk, ff.shared_ffn or 0) if isinstance(ff, ExpertsSpec) else (1, 1, 0)
@@ -176,9 +197,10 @@ def _of_layers(spec: ModelSpec) -> _Layers:
         active += topk * ff.ffn + shared
         stored += row * (experts * ff.ffn + shared) + (spec.hidden * experts if experts > 1 else 0)
         copies += topk
+        of_experts += row * experts * ff.ffn if experts > 1 else 0
     count, row = len(spec.layers), (3 if spec.layer.feed_forward.gated else 2) * spec.hidden
     ffn = round(active / count)
-    return _Layers(ffn, stored / count - row * ffn, copies / count)
+    return _Layers(ffn, stored / count - row * ffn, copies / count, of_experts / count)
 
 
 def check_size(config: Any, source: str) -> None:

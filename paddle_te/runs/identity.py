@@ -13,7 +13,8 @@ from paddle_te.configs import MODEL_VALUES
 from paddle_te.weights.frozen import FROZEN, frozen_by
 
 LAYOUT_VALUES = (
-    "tensor_parallel_degree pipeline_parallel_degree virtual_pp_degree sharding_parallel_degree data_parallel_degree"
+    "tensor_parallel_degree pipeline_parallel_degree virtual_pp_degree sharding_parallel_degree data_parallel_degree "
+    "expert_parallel_degree"
 ).split()
 
 

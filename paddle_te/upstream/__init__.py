@@ -31,7 +31,7 @@ REPAIRS = (
     "padding_slices",
     "remainder_gather",
     "averages",
-    "expert_gradients",
+    "expert_buckets",
     "overwritten_main_grads",
     "stage2_storage",
     "stage2_averages",

@@ -2,6 +2,8 @@
 
 PaddleNLP's file names: model_state.pdparams or model.safetensors; in several shards model_state-00001-of-00003.pdparams
 with model_state.pdparams.index.json; one rank's share model_state.tp00_pp01.pdparams (its shards and index likewise).
+Where ranks divide the experts, each one's are in a file of their own, model_state.pp01_ep00.pdparams, beside what all
+ranks have.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from paddle_te.weights.config import native_words, read_config
 from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
-from paddle_te.weights.tensors import CheckpointError, Shape, StoredTensor, TensorRef, same_bytes
+from paddle_te.weights.tensors import CheckpointError, Shape, StackedRef, StoredTensor, TensorRef, same_bytes
 
 if TYPE_CHECKING:
     from paddle_te.weights.adapters import Adapter
@@ -32,7 +34,7 @@ RankKey: TypeAlias = tuple[int | None, int | None]  # tensor and pipeline parall
 
 _WEIGHTS = re.compile(
     r"(?P<stem>model_state|model)"
-    r"(?:\.(?P<variant>(?:tp(?P<tp>\d{2,}))?_?(?:pp(?P<pp>\d{2,}))?))?"
+    r"(?:\.(?P<variant>(?:tp(?P<tp>\d{2,}))?_?(?:pp(?P<pp>\d{2,}))?_?(?:ep(?P<ep>\d{2,}))?))?"
     r"(?:-(?P<shard>\d{5})-of-(?P<shards>\d{5}))?"
     r"(?P<suffix>\.pdparams|\.safetensors)"
 )
@@ -63,13 +65,17 @@ def index_name(suffix: str, rank_variant: str = "") -> str:
 
 @dataclass
 class Rank:
-    """One rank's files: all tensors by name; `index` is the index file's content, None for a single file."""
+    """One rank's files: all tensors by name; `index` is the index file's content, None for a single file.
+
+    ep: how many ranks have divided the experts; there is a file for each then.
+    """
 
     tp: int | None
     pp: int | None
     files: list[Path]
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     index: dict[str, Any] | None = None
+    ep: int = 1
 
     @property
     def variant(self) -> str:
@@ -128,6 +134,8 @@ def open_checkpoint(
         for rank in ranks.values():
             rank.tensors = _of_the_language_model(rank.tensors)
     layout = _detect(folder, ranks, sizes)
+    for rank in ranks.values():
+        _stack_experts(rank, layout, _FORMATS[suffix])
     tp, pp = _degrees(folder, suffix, ranks)
     heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
     dims = _dims(sizes or _config_of_tensors(folder, heads[0], ranks, layout, tp), heads)
@@ -205,7 +213,10 @@ def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
         tp, pp = (int(match[axis]) if match[axis] else None for axis in ("tp", "pp"))
         key = tp, pp
         rank = ranks.setdefault(key, Rank(tp, pp, files=[]))
+        if int(match["ep"] or 0) not in (0, len(rank.files)):  # they are in order
+            raise CheckpointError(f"{path}: the file with the experts before its own is missing")
         rank.files.append(path)
+        rank.ep = int(match["ep"] or 0) + 1
         if shard_counts.setdefault(key, match["shards"]) != match["shards"]:
             raise CheckpointError(f"{path}: stands beside {rank.files[0].name}: two checkpoints in one folder")
     return suffixes.pop(), ranks
@@ -221,11 +232,24 @@ def _read_rank(folder: Path, suffix: str, rank: Rank) -> None:
             if file not in named:
                 raise CheckpointError(f"{file}: not in {index_path.name}: left over from another checkpoint?")
         rank.files = named
-    elif len(rank.files) > 1 or "-of-" in rank.files[0].name:
+    elif len(rank.files) > rank.ep or "-of-" in rank.files[0].name:
         raise CheckpointError(f"{index_path}: missing; it says which tensor is in which of the shards")
     else:
         tensors = _FORMATS[suffix].read(rank.files[0])
     rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
+
+
+def _stack_experts(rank: Rank, layout: Layout, file_format: ModuleType) -> None:
+    """Join the experts in the files of the ranks that have divided them; what they all have is read from the first."""
+    if rank.ep == 1:
+        return
+    files = [file_format.read(path) for path in rank.files]
+    stacked = [name for name in rank.tensors if layout.place(name).slot.stacked]
+    for name in stacked:
+        for path, tensors in zip(rank.files, files, strict=True):
+            if name not in tensors:
+                raise CheckpointError(f"{path}: has no {name!r}, which {rank.files[0].name} has")
+    rank.tensors = dict(rank.tensors) | {name: StackedRef(tuple(each[name] for each in files)) for name in stacked}
 
 
 def read_index(path: Path, file_format: ModuleType) -> tuple[dict[str, TensorRef], dict[str, Any]]:

@@ -22,7 +22,7 @@ from paddle_te.weights.folder import Checkpoint, Rank, read_index
 from paddle_te.weights.frozen import frozen_in
 from paddle_te.weights.layout import Layout
 from paddle_te.weights.output_files import Entry, OutputFile, Plan, Target, plan_new_ranks, shards, weight_map
-from paddle_te.weights.tensors import CheckpointError, Shape, SlicedRef, StoredTensor, same_bytes
+from paddle_te.weights.tensors import CheckpointError, Shape, SlicedRef, StackedRef, StoredTensor, same_bytes
 
 State: TypeAlias = dict[str, dict[str, StoredTensor]]  # {kind: {weight's name: its state of that kind}}
 
@@ -196,9 +196,9 @@ def _pdopt(checkpoint: Checkpoint, rank: Rank) -> State:
     names: dict[str, str] = {}
     for file in rank.files:
         names |= {parameter: name for name, parameter in pdparams.read_name_table(file).items()}
-    parts: dict[tuple[str, str], list[StoredTensor]] = {}
+    parts: dict[tuple[str, str], dict[int, StoredTensor]] = {}
     found: State = {}
-    for file in files:
+    for number, file in enumerate(files):
         state, master = pdparams.read_optimizer(file)
         matches = {key: match for key in state if (match := _KEY.fullmatch(key))}
         entries = [(match["kind"], match["name"], state[key]) for key, match in matches.items()]
@@ -207,11 +207,29 @@ def _pdopt(checkpoint: Checkpoint, rank: Rank) -> State:
             name = names.get(parameter.removeprefix(_SLICE))
             if name is None:
                 raise CheckpointError(f"{file}: has state of {parameter!r}, which no weight is called")
-            parts.setdefault((kind, name), []).append(ref)
+            parts.setdefault((kind, name), {})[number] = ref
     for (kind, name), refs in parts.items():
-        shape = (1,) if kind in POWERS else rank.tensors[name].shape
-        found.setdefault(kind, {})[name] = _one_tensor(refs, kind, name, shape, len(files))
+        weight = rank.tensors[name]
+        if isinstance(weight, StackedRef) and kind not in POWERS:
+            found.setdefault(kind, {})[name] = _of_experts(refs, kind, name, weight, len(files))
+            continue
+        shape = (1,) if kind in POWERS else weight.shape
+        found.setdefault(kind, {})[name] = _one_tensor([*refs.values()], kind, name, shape, len(files))
     return found
+
+
+def _of_experts(refs: Mapping[int, StoredTensor], kind: str, name: str, weight: StackedRef, ranks: int) -> StoredTensor:
+    """Return the state of experts that sharding ranks have divided: by turns they keep slices of the same ones.
+
+    refs: by sharding rank, of `ranks`, one after the other of which has the next experts.
+    """
+    count, whole = len(weight.parts), []
+    for expert_rank, part in enumerate(weight.parts):
+        mine = [ref for number, ref in sorted(refs.items()) if number % count == expert_rank]
+        if not mine:
+            raise CheckpointError(f"{weight.path}: the optimizer's state has no {kind} of {name!r} in {part.path.name}")
+        whole.append(_one_tensor(mine, kind, name, part.shape, ranks // count))
+    return StackedRef(tuple(whole))
 
 
 def shard_files(folder: Path, rank_variant: str = "") -> list[Path]:

@@ -21,6 +21,7 @@ class Degrees:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     sharding: int = 1
+    expert_parallel: int = 1
 
     def __str__(self) -> str:
         divided = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -33,7 +34,7 @@ def saved_degrees(checkpoint: Checkpoint) -> Degrees | None:
     if is_unified(checkpoint.folder):
         return None
     rank = next(iter(checkpoint.ranks.values()))
-    return Degrees(checkpoint.tp, checkpoint.pp, max(len(shard_files(checkpoint.folder, rank.variant)), 1))
+    return Degrees(checkpoint.tp, checkpoint.pp, max(len(shard_files(checkpoint.folder, rank.variant)), 1), rank.ep)
 
 
 def check_reshardable(
@@ -53,6 +54,12 @@ def check_reshardable(
     Raises CheckpointError where the model cannot be split so, or the optimizer's state is missing or not whole.
     """
     check_degrees(checkpoint, layout or checkpoint.layout, degrees.tensor_parallel, degrees.pipeline_parallel, virtual)
+    experts = checkpoint.dims.spec.experts
+    if degrees.expert_parallel > 1 and (experts is None or experts.experts % degrees.expert_parallel):
+        raise CheckpointError(
+            f"{checkpoint.folder}: its {experts.experts if experts else 0} experts cannot be divided by "
+            f"expert_parallel_degree={degrees.expert_parallel}"
+        )
     if not with_optimizer:
         return
     opened(checkpoint.folder).optimizer  # noqa: B018 (whose files are compared as it is made)

@@ -172,6 +172,34 @@ class SlicedRef:
 
 
 @dataclass(frozen=True)
+class StackedRef:
+    """A tensor that lies in several files, each with some of its rows of axis 0, such as some of a layer's experts."""
+
+    parts: tuple[StoredTensor, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file of the first part."""
+        return self.parts[0].path
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first part."""
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the whole."""
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    def read(self) -> Array:
+        """Return the whole tensor. Raises CheckpointError where its parts do not fit together."""
+        if len({(part.dtype, part.shape[1:]) for part in self.parts}) > 1:
+            raise CheckpointError(f"{self.path}: other files have experts of other shapes or dtypes")
+        return np.concatenate([part.read() for part in self.parts])
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """A tensor to be written."""
 

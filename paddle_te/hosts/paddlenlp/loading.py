@@ -22,6 +22,7 @@ from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
 from paddle_te.data.tokenizer_folder import end_tokens
 from paddle_te.distributed import gather_objects
+from paddle_te.distributed.expert_parallel import experts_share, own_experts
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
@@ -104,10 +105,11 @@ def _with_weights(
 ) -> HostModel:
     """Return model_class(config) with an opened Checkpoint's weights, read by PaddleNLP where it reads them right."""
     folder = checkpoint.folder
-    of_a_rank = any(folder.glob("model_state.[tp]p*"))
+    of_a_rank = any(folder.glob("model_state.[tpe]p*"))
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
     whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
-    if in_fp8 or checkpoint.layout.kind == "hf" or of_a_rank or whole_head or adapter:
+    rank_by_rank = of_a_rank or whole_head or experts_share()[0] > 1
+    if in_fp8 or checkpoint.layout.kind == "hf" or rank_by_rank or adapter:
         if adapter:
             checkpoint = with_adapter(checkpoint, open_adapter(adapter, family_of(config)))
         with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
@@ -160,7 +162,7 @@ def on_device(array: NDArray[Any]) -> Tensor:
 def read_share(
     checkpoint: Checkpoint, config: HostConfig, names: Iterable[str], numbers: bool = False
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (name, numpy array) of the weights `names`, as this tensor parallel rank of a model has them.
+    """Yield (name, numpy array) of the weights `names`, as this rank of tensor and expert parallelism has them.
 
     checkpoint: a Checkpoint; or one kind of its weights' state, numbers as in `read_tensors`. Raises CheckpointError
     where one is missing.
@@ -171,6 +173,8 @@ def read_share(
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     missing = set(names)
     for name, array in read_tensors(checkpoint, layout, missing | set(copies), degree, rank, numbers):
+        if not numbers and layout.place(name).slot.stacked:
+            array = own_experts(array)
         for here in {name, copies.get(name, name)} & set(names):
             yield here, array
             missing.discard(here)

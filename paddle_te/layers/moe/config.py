@@ -11,12 +11,12 @@ from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings, LayerSettings, part
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.moe import Routing
+from paddle_te.options.scripts import DISPATCHERS
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid")
 BALANCING = ("aux_loss", "seq_aux_loss", "none")
 DROP_POLICIES = ("probs", "position")
 RECOMPUTE_MODULES = ("moe", "moe_act")
-DISPATCHERS = ("allgather", "alltoall")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class TokenDispatcher(Protocol):
 
 
 def make_dispatcher(kind: str, ep: ExpertParallel) -> TokenDispatcher:
-    """Return the dispatcher of one of `config.DISPATCHERS`."""
+    """Return the dispatcher of one of `options.scripts.DISPATCHERS`."""
     return MoEAllGatherTokenDispatcher(ep) if kind == "allgather" else MoEAlltoAllTokenDispatcher(ep)
 
 

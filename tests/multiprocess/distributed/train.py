@@ -7,7 +7,7 @@ their configuration, if it is not the layout's}, **flags}], "output": folder}. A
 these processes, to start Python and Paddle once. For each, rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz
 (final weights, merged over all ranks), and every rank NAME.rankN.json (sizes of what it holds). With "resume" a variant
 goes on from a checkpoint, and with "save_what_is_loaded" it saves that again before its first step. It runs without the
-repairs of "unrepaired". With EMULATED_TE=1 te computes with tests/emulated_te.py.
+repairs of "unrepaired". With EMULATED_TE=1 te computes with tests/emulated_te.py, with EMULATED_TE=hopper as there.
 """
 
 import contextlib
@@ -138,6 +138,8 @@ def merged_weights(trainer, args):
     if "stage3" in str(args.sharding):
         trainer.model_wrapped.get_all_parameters(convert2cpu=False)
     mine = {name: value.astype("float32").numpy() for name, value in trainer.model.state_dict().items()}
+    if args.expert_parallel_degree > 1:
+        join_experts(mine)
     everyone = [(args.tensor_parallel_rank, mine)]
     if args.world_size > 1:
         everyone = []
@@ -152,6 +154,14 @@ def merged_weights(trainer, args):
         split = degree > 1 and action is not None
         whole[name] = np.asarray(action([shares[r] for r in range(degree)])) if split else shares[min(shares)]
     return whole
+
+
+def join_experts(weights):
+    """Gives each rank of expert parallelism all experts."""
+    everyone = []
+    dist.all_gather_object(everyone, {name: value for name, value in weights.items() if ".experts." in name})
+    for name in everyone[0]:
+        weights[name] = np.concatenate([part[name] for part in everyone])
 
 
 def clips_in_adamw(optimizer):
@@ -233,7 +243,8 @@ def main():
     paddle.set_device(base[2].device)
     if os.environ.get("EMULATED_TE"):
         emulated_te.install()
-        emulated_te.Stream.capability = 10, 0  # where attention in fp8 takes heads of 16
+        # attention in fp8 takes heads of 16 there, and experts run on Hopper only
+        emulated_te.Stream.capability = (9, 0) if os.environ["EMULATED_TE"] == "hopper" else (10, 0)
     slice_small_parameters()
     several_buckets()
     several_pieces()

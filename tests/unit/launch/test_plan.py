@@ -22,6 +22,9 @@ GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4
 CPU = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "cpu"}
 
 
+MIXTURE = dict(model_name="qwen3-30b-a3b", backend="te", CHECK_MEMORY=0)
+
+
 def plan(environ=GPUS, **arguments):
     return make_plan(pretrain, [f"--{name}={value}" for name, value in arguments.items()], environ)[0]
 
@@ -585,6 +588,10 @@ def test_the_original_flags_by_default(tmp_path):
             dict(TP=1, SEP=4, sharding_stage="stage1", FSDP="all"),
             dict(sep_parallel_degree="4", sharding_parallel_degree="2"),
         ),
+        (
+            dict(TP=1, EP=4, sharding_stage="stage1", FSDP="all", OVERLAP=0, **MIXTURE),
+            dict(expert_parallel_degree="4", sharding_parallel_config="split_param", amp_master_grad="1"),
+        ),
         (dict(TP=1, PP=4, VP=2, GA=16), dict(virtual_pp_degree="2", gradient_accumulation_steps="16")),
     ],
 )
@@ -624,6 +631,8 @@ def test_experiment_names(tmp_path):
     assert plan(model_name="llama-3-8b").logs.parts[-2].endswith("_none_bf16_none_meta-llama_Meta-Llama-3-8B")
     assert "_FSDP1_SEP2_MBS2_" in plan(SEP=2).logs.parts[-2]
     assert "_FSDP1_CP2_MBS2_" in plan(CP=2).logs.parts[-2]
+    divided = plan(TP=1, EP=4, sharding_stage="stage1", FSDP=8, **MIXTURE)
+    assert "_FSDP8_EP4_MBS2_" in divided.logs.parts[-2]
     assert plan(EXP_NAME="mine").logs.parts[-2] == "mine"
 
 

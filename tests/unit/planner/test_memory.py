@@ -315,3 +315,15 @@ def test_a_reference_of_its_own_is_a_second_model():
     assert parts(loss_in_chunks=True, script="kto", precompute_ref_log_probs=True) == tuned
     slices = dict(gpus=4, sharding=4, stage=3, loss_in_chunks=True)
     assert parts(**slices, script="dpo").weights - parts(**slices).weights == tuned.weights
+
+
+def test_ranks_that_divide_experts():
+    """Each has fewer weights and gradients, as many states, and room for all ranks' tokens."""
+    model = Model.of(configs.read("qwen3-30b-a3b"))
+    whole = layout_of(8, 4096, sharding=8, stage=1, precision="bf16").but(amp_master_grad=True)
+    one, four = (memory.memory_of_step(model, whole.but(expert_parallel_degree=ep)) for ep in (1, 4))
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert one.weights - four.weights == pytest.approx(2 * experts * 3 / 4, rel=1e-6)
+    assert one.gradients - four.gradients == pytest.approx(4 * experts * 3 / 4, rel=1e-6)
+    assert four.states == pytest.approx(one.states, rel=1e-6)
+    assert four.activations > one.activations

@@ -15,6 +15,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
+from paddle_te.distributed.expert_parallel import experts_share, make_groups
 from paddle_te.host import HostArguments
 from paddle_te.job import PRETRAIN, Job, check
 from paddle_te.models.context_parallel import context_parallel
@@ -48,9 +49,28 @@ class PreTrainingArguments(TrainingArguments):
         return cp.rank if cp else 0
 
     @property
+    def expert_parallel_rank(self) -> int:
+        """Return this rank's place among those that divide the experts (--expert_parallel_degree)."""
+        return experts_share()[1]
+
+    @property
+    def weight_name_suffix(self) -> str | None:
+        """Return PaddleNLP's, and whose experts are in the file: "pp00_ep01"."""
+        suffix: str | None = super().weight_name_suffix
+        if self.expert_parallel_degree <= 1:
+            return suffix
+        return "_".join(filter(None, (suffix, f"ep{self.expert_parallel_rank:02d}")))
+
+    @property
     def should_save_model_state(self) -> bool:
-        """Return PaddleNLP's, for one of the ranks that share sequences: the others have the same weights."""
+        """Return PaddleNLP's, for one of the ranks that have the same weights, such as those that share sequences."""
+        if self.expert_parallel_degree > 1:
+            return self.sharding_parallel_rank < self.expert_parallel_degree
         return super().should_save_model_state and self.sequence_rank == 0
+
+    def add_moe_comm_group(self) -> None:
+        """Make the groups of --expert_parallel_degree; PaddleNLP calls it."""
+        make_groups(self.expert_parallel_degree)
 
     def __post_init__(self) -> None:
         """Raise ValueError for wrong values and contradictions, before PaddleNLP's initialise fleet."""

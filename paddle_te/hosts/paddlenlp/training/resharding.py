@@ -69,8 +69,8 @@ def _check_kept_alike(folder: Path, args: HostArguments) -> None:
 
 def degrees_of(args: Any) -> Degrees:
     """Return the Degrees of a run with these TrainingArguments."""
-    names = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
-    return Degrees(*(max(getattr(args, name), 1) for name in names))
+    kinds = ("tensor", "pipeline", "sharding", "expert")
+    return Degrees(*(max(getattr(args, f"{kind}_parallel_degree", 1), 1) for kind in kinds))
 
 
 def open_share(folder: str | Path, args: HostArguments, layout: Layout | None = None) -> Checkpoint | None:
