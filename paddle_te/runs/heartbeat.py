@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class Heartbeat:
         self.rank = int(environ.get("PADDLE_TRAINER_ID", "0"))
         self._address = f"\0{environ[LAUNCHER]}" if has_launcher(environ) else None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        weakref.finalize(self, self._socket.close)  # PaddleNLP takes a warning of an open one for a fault of weights
 
     def beat(self, phase: str, step: int = 0) -> None:
         """Tell what this rank does from now on."""
