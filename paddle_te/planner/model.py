@@ -195,7 +195,10 @@ def _of_layers(spec: ModelSpec) -> _Layers:
         experts, topk, shared = (ff.experts, ff.topk, ff.shared_ffn or 0) if isinstance(ff, ExpertsSpec) else (1, 1, 0)
         row = (3 if ff.gated else 2) * spec.hidden  # elements for each number of an activation
         active += topk * ff.ffn + shared
-        stored += row * (experts * ff.ffn + shared) + (spec.hidden * experts if experts > 1 else 0)
+        beside = (experts if experts > 1 else 0) + (
+            isinstance(ff, ExpertsSpec) and ff.shared_gate
+        )  # rows of router, gate
+        stored += row * (experts * ff.ffn + shared) + spec.hidden * beside
         copies += topk
         of_experts += row * experts * ff.ffn if experts > 1 else 0
     count, row = len(spec.layers), (3 if spec.layer.feed_forward.gated else 2) * spec.hidden

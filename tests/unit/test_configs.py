@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 
 from paddle_te import configs
+from paddle_te.configs.families import family_of
+from paddle_te.configs.spec import spec_of
+from paddle_te.planner import Model
+from paddle_te.weights import Dims
+from paddle_te.weights.layout import hf_layout
 
 
 def parameters(config):
@@ -86,6 +91,25 @@ def parameters(config):
 )
 def test_dimensions_give_the_published_parameter_count(name, count):
     assert parameters(configs.read(name)) == count
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("Qwen/Qwen1.5-MoE-A2.7B", 14_315_784_192),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+        ("Qwen/Qwen3-235B-A22B", 235_093_634_560),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
+        ("mistralai/Mixtral-8x22B-v0.1", 140_620_634_112),
+        ("allenai/OLMoE-1B-7B-0924", 6_919_161_856),
+    ],
+)
+def test_mixtures_of_experts_have_the_published_parameter_count(name, count):
+    """The planner's, and that of all weights under Hugging Face's names."""
+    config = configs.read(name)
+    dims, layout = Dims(spec_of(config)), hf_layout(family=family_of(config))
+    assert Model.of(config).parameters == count
+    assert sum(math.prod(dims.slot_shape(place)) for place in layout.tensors(dims.spec)) == count
 
 
 @pytest.mark.parametrize("name", [name for name in configs.known_names() if name.startswith("meta-llama/")])
