@@ -417,11 +417,16 @@ def prepare(
             eos_token_id=encoder.eos,
         )
         (folder / "json").write_text(json.dumps(summary, indent=1) + "\n")
-        remove_index_cache(prefix)
-        outputs[-1].unlink(missing_ok=True)  # .idx first out and last in: with it, the pair is complete
-        for path in outputs:
-            os.replace(folder / path.suffix[1:], path)
+        _publish(folder, prefix, outputs)
     return summary
+
+
+def _publish(folder: Path, prefix: Path, outputs: Sequence[Path]) -> None:
+    """Move what is complete in the scratch folder to its place."""
+    remove_index_cache(prefix)
+    outputs[-1].unlink(missing_ok=True)  # .idx first out and last in: with it, the pair is complete
+    for path in outputs:
+        os.replace(folder / path.suffix[1:], path)
 
 
 # ------------------------------------------------------------------------------------------------------- demo

@@ -87,13 +87,7 @@ def create_pretrained_dataset(
     logger.debug(f"samples: {dict(zip(SPLITS, num_samples, strict=True))}, {data_args.max_seq_length} tokens each")
 
     if data_args.mock_data:
-        if vocab_size is None:
-            raise ValueError("mock_data needs a tokenizer or a vocab_size")
-        mocks = (
-            MockDataset(count, data_args.max_seq_length, vocab_size, [data_seed(training_args), i]) if count else None
-            for i, count in enumerate(num_samples)
-        )
-        return tuple(mocks)
+        return _mock_datasets(num_samples, data_args.max_seq_length, vocab_size, data_seed(training_args))
 
     data = find_data(data_args)
     counts = [max(count, 1) for count in num_samples]  # PaddleNLP cannot blend nothing
@@ -118,6 +112,14 @@ def create_pretrained_dataset(
         skip_warmup=True,
         share_folder=data_args.share_folder,
         need_data=training_args.should_load_dataset,
+    )
+
+
+def _mock_datasets(counts: Sequence[int], length: int, vocab_size: int | None, seed: int) -> Datasets:
+    if vocab_size is None:
+        raise ValueError("mock_data needs a tokenizer or a vocab_size")
+    return tuple(
+        MockDataset(count, length, vocab_size, [seed, split]) if count else None for split, count in enumerate(counts)
     )
 
 
