@@ -1,6 +1,6 @@
 // CUDA's libraries, found when they are needed. Two copies of one in a process fail in silence (kernels that do not
-// run), so: what the process already has; else the folders of PADDLE_TE_CUDA_LIBRARIES, the user's choice; else NVIDIA's
-// pip packages beside Paddle; else where the system looks. paddle_te/native/library.py keeps the same order.
+// run), so: what the process already has; else the folders of PADDLE_TE_CUDA_LIBRARIES, the user's choice; else
+// NVIDIA's pip packages beside Paddle; else where the system looks. paddle_te/native/library.py keeps the same order.
 #pragma once
 
 #include <dlfcn.h>
@@ -48,8 +48,9 @@ inline void* OpenLibrary(const std::string& soname) {
     if (void* packaged = dlopen(path.c_str(), RTLD_LAZY | RTLD_GLOBAL)) return packaged;
   }
   if (void* installed = dlopen(soname.c_str(), RTLD_LAZY | RTLD_GLOBAL)) return installed;
-  throw std::runtime_error("nvgpu: " + std::string(dlerror()) +
-                           " (looked in this process, in PADDLE_TE_CUDA_LIBRARIES, in the nvidia pip packages and on the library path)");
+  throw std::runtime_error(
+      "nvgpu: " + std::string(dlerror()) +
+      " (looked in this process, in PADDLE_TE_CUDA_LIBRARIES, in the nvidia pip packages and on the library path)");
 }
 
 template <typename Function>

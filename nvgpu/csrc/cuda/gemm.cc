@@ -22,7 +22,8 @@ struct Cublas {
   const char* (*status_string)(int);
 
   Cublas() {
-    OpenLibrary("libcublasLt.so.13");  // cuBLAS would look for it on LD_LIBRARY_PATH first, where another release's may be
+    OpenLibrary(
+        "libcublasLt.so.13");  // cuBLAS would look for it on LD_LIBRARY_PATH first, where another release's may be
     void* library = OpenLibrary("libcublas.so.13");
     Find(library, "cublasCreate_v2", &create);
     Find(library, "cublasSetStream_v2", &set_stream);

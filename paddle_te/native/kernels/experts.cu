@@ -230,29 +230,28 @@ __device__ void add_bias_products(const T* x, const int* token_of, const long lo
   of_rows[row] += total;
 }
 
-#define EXPERTS(T)                                                                                                  \
-  extern "C" __global__ void experts_gather_##T(const T* x, const int* token_of, T* y, long long tokens,            \
-                                                long long columns) {                                                \
-    gather(x, token_of, y, tokens, columns);                                                                        \
-  }                                                                                                                 \
-  extern "C" __global__ void experts_combine_##T(const T* rows, const unsigned char* map, const int* place,         \
-                                                 const T* residual, T* out, long long experts, long long columns) { \
-    combine(rows, map, place, residual, out, experts, columns);                                                     \
-  }                                                                                                                 \
-  extern "C" __global__ void experts_add_bias_##T(T* y, const long long* begins, const T* bias,                     \
-                                                  const float* prob_of, long long experts, long long columns) {     \
-    add_bias(y, begins, bias, prob_of, experts, columns);                                                           \
-  }                                                                                                                 \
-  extern "C" __global__ void experts_sum_rows_##T(const T* x, const int* token_of, const long long* begins,         \
-                                                  const float* prob_of, T* sums, long long tokens,                  \
-                                                  long long columns) {                                              \
-    sum_rows(x, token_of, begins, prob_of, sums, tokens, columns);                                                  \
-  }                                                                                                                 \
-  extern "C" __global__ void experts_add_bias_products_##T(const T* x, const int* token_of,                         \
-                                                           const long long* begins, const T* bias, float* of_rows,  \
-                                                           long long tokens, long long experts,                     \
-                                                           long long columns) {                                     \
-    add_bias_products(x, token_of, begins, bias, of_rows, tokens, experts, columns);                                \
+#define EXPERTS(T)                                                                                                    \
+  extern "C" __global__ void experts_gather_##T(const T* x, const int* token_of, T* y, long long tokens,              \
+                                                long long columns) {                                                  \
+    gather(x, token_of, y, tokens, columns);                                                                          \
+  }                                                                                                                   \
+  extern "C" __global__ void experts_combine_##T(const T* rows, const unsigned char* map, const int* place,           \
+                                                 const T* residual, T* out, long long experts, long long columns) {   \
+    combine(rows, map, place, residual, out, experts, columns);                                                       \
+  }                                                                                                                   \
+  extern "C" __global__ void experts_add_bias_##T(T* y, const long long* begins, const T* bias, const float* prob_of, \
+                                                  long long experts, long long columns) {                             \
+    add_bias(y, begins, bias, prob_of, experts, columns);                                                             \
+  }                                                                                                                   \
+  extern "C" __global__ void experts_sum_rows_##T(const T* x, const int* token_of, const long long* begins,           \
+                                                  const float* prob_of, T* sums, long long tokens,                    \
+                                                  long long columns) {                                                \
+    sum_rows(x, token_of, begins, prob_of, sums, tokens, columns);                                                    \
+  }                                                                                                                   \
+  extern "C" __global__ void experts_add_bias_products_##T(const T* x, const int* token_of, const long long* begins,  \
+                                                           const T* bias, float* of_rows, long long tokens,           \
+                                                           long long experts, long long columns) {                    \
+    add_bias_products(x, token_of, begins, bias, of_rows, tokens, experts, columns);                                  \
   }
 EXPERTS(bfloat16)
 EXPERTS(float16)

@@ -242,8 +242,8 @@ __device__ void weights(const float* partials, T* dq_weight, T* dk_weight, long 
       long long tokens, long long heads, long long widths, long long factor, long long norm) {                        \
     backward<T>({dq, dk, dv, dq_stride, dk_stride, dv_stride}, {q, k, nullptr, stride, stride, 0},                    \
                 {dq_out, dk_out, dv_out, out_stride, out_stride, out_stride}, q_weight, k_weight, sums, partials,     \
-                angles, s, tokens, Counts(heads), Widths(widths, factor),                                             \
-                lanes_of_head<T>(static_cast<int>(widths)), Norm(norm));                                              \
+                angles, s, tokens, Counts(heads), Widths(widths, factor), lanes_of_head<T>(static_cast<int>(widths)), \
+                Norm(norm));                                                                                          \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(256)                                                                   \
       qk_norm_sums_##T(const T* dq, const T* dk, long long dq_stride, long long dk_stride, const T* q, const T* k,    \

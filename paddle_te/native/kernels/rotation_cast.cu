@@ -84,17 +84,16 @@ __device__ void rotate_and_cast(const Heads<const T>& in, const Heads<unsigned c
   if (token == 0) *scale_inv = 1.f / factor;
 }
 
-#define ROTATION_CAST(T)                                                                                         \
-  extern "C" __global__ void __launch_bounds__(256) rotation_cast_##T(                                           \
-      const T* q_in, const T* k_in, const T* v_in, long long stride, unsigned char* q_out, unsigned char* k_out, \
-      unsigned char* v_out, long long q_stride, long long k_stride, long long v_stride, const T* q_weight,       \
-      const T* k_weight, const float* angles, long long s, long long heads, long long widths,                    \
-      long long factor, long long norm,                                                                          \
-      const float* scale, float* amax, float* scale_inv) {                                                       \
-    rotate_and_cast<T>({q_in, k_in, v_in, stride, stride, stride},                                               \
-                       {q_out, k_out, v_out, q_stride, k_stride, v_stride}, q_weight, k_weight, angles, s,       \
-                       Counts(heads), Widths(widths, factor), lanes_of_head<T>(static_cast<int>(widths)),        \
-                       Norm(norm), scale, amax, scale_inv);                                                      \
+#define ROTATION_CAST(T)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(256) rotation_cast_##T(                                                \
+      const T* q_in, const T* k_in, const T* v_in, long long stride, unsigned char* q_out, unsigned char* k_out,      \
+      unsigned char* v_out, long long q_stride, long long k_stride, long long v_stride, const T* q_weight,            \
+      const T* k_weight, const float* angles, long long s, long long heads, long long widths, long long factor,       \
+      long long norm, const float* scale, float* amax, float* scale_inv) {                                            \
+    rotate_and_cast<T>({q_in, k_in, v_in, stride, stride, stride},                                                    \
+                       {q_out, k_out, v_out, q_stride, k_stride, v_stride}, q_weight, k_weight, angles, s,            \
+                       Counts(heads), Widths(widths, factor), lanes_of_head<T>(static_cast<int>(widths)), Norm(norm), \
+                       scale, amax, scale_inv);                                                                       \
   }
 ROTATION_CAST(bfloat16)
 ROTATION_CAST(float16)

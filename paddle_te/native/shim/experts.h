@@ -7,8 +7,8 @@
 // A handle of TE's for matrices of several experts that lie one behind the other, for the length of a C++ scope.
 class GroupedHandle {
  public:
-  // counts, offsets: of the matrices' rows, and where each begins, in numbers; 0 where all are alike. scale_inv: one for
-  // each expert, both copies'; with block scaling each copy's are the tensor's, one expert's behind the other's.
+  // counts, offsets: of the matrices' rows, and where each begins, in numbers; 0 where all are alike. scale_inv: one
+  // for each expert, both copies'; with block scaling each copy's are the tensor's, one expert's behind the other's.
   GroupedHandle(const Tensor& tensor, size_t experts, uintptr_t counts, uintptr_t offsets, uintptr_t scale_inv)
       : handle_(nvte_create_grouped_tensor(tensor.scaling_mode, experts, {{tensor.rows(), tensor.cols()}, 2})) {
     const NVTEShape flat = {{tensor.numel()}, 1};
