@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import paddle.distributed as dist
@@ -23,14 +25,20 @@ def routers(model: nn.Layer) -> list[TopKRouter]:
     return [layer for layer in model.sublayers() if isinstance(layer, TopKRouter)]
 
 
-def scale_auxiliary_loss(micro_batches: int, sharing: int = 1, scaler: Any = None) -> None:
-    """Give the auxiliary losses of a micro-batch the weight that its main loss has in a step.
+@contextlib.contextmanager
+def scaled_auxiliary_loss(micro_batches: int, sharing: int = 1, scaler: Any = None) -> Iterator[None]:
+    """Give the auxiliary losses of the backward inside the weight that the micro-batch's main loss has in a step.
 
     micro_batches: whose losses the step takes the mean of. sharing: ranks that share sequences, whose gradients are
     summed. scaler: Paddle's GradScaler in fp16, which multiplies the main loss; None: none does.
     """
     share = 1 / (micro_batches * sharing)
+    before = MoEAuxLossAutoScaler.main_loss_backward_scale
     MoEAuxLossAutoScaler.set_loss_scale(share if scaler is None else scaler._scale * share)
+    try:
+        yield
+    finally:
+        MoEAuxLossAutoScaler.set_loss_scale(before)
 
 
 class _Seen(NamedTuple):

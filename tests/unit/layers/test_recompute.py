@@ -19,7 +19,7 @@ BATCH, TOKENS, STEPS, MICRO_BATCHES = 2, 32, 2, 2
 LLAMA, GPT = {}, dict(bias=True, normalization="LayerNorm", activation="gelu")
 OLMO = dict(norms="after", qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all")
 BOTH = dict(norms="both", rotary_pos_interleaved=True, qk_norm_type="RMSNorm", qk_norm_before_rope=True)
-SINGLE = [(name,) for name in RECOMPUTE_MODULES]
+SINGLE = [(name,) for name in RECOMPUTE_MODULES if not name.startswith("moe")]  # those of layers without experts
 TOGETHER = [("layernorm", "mlp_act", "core_attn"), ("layernorm", "mlp")]  # all that can be at the same time
 DELAYED, CURRENT = fp8.DelayedScaling(amax_history_len=2), fp8.Float8CurrentScaling()
 ANGLES = RotaryPositionEmbedding(HEAD_DIM)(TOKENS)

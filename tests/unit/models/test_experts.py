@@ -7,7 +7,7 @@ import pytest
 from paddle_te.configs.families import FAMILIES
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.layers.moe import MoEAuxLossAutoScaler, MoEConfig, MoELayer
-from paddle_te.models.experts import ROUTING, routers, routing_values, scale_auxiliary_loss, update_biases
+from paddle_te.models.experts import ROUTING, routers, routing_values, scaled_auxiliary_loss, update_biases
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
@@ -22,22 +22,17 @@ def make(**said):
     return model
 
 
-@pytest.fixture
-def scale():
-    yield
-    MoEAuxLossAutoScaler.set_loss_scale(1.0)
-
-
 def router_gradient(coefficient, micro_batches, ids):
     paddle.seed(3)
     model = make(moe_aux_loss_coeff=coefficient)
-    scale_auxiliary_loss(micro_batches)
-    for part in ids.chunk(micro_batches):
-        (model(part, labels=part)[0] / micro_batches).backward()
+    with scaled_auxiliary_loss(micro_batches):
+        for part in ids.chunk(micro_batches):
+            (model(part, labels=part)[0] / micro_batches).backward()
+    assert MoEAuxLossAutoScaler.main_loss_backward_scale == 1.0
     return routers(model)[0].weight.grad.numpy(), [float(router.statistics.aux_loss or 0) for router in routers(model)]
 
 
-def test_the_auxiliary_loss_weighs_as_the_micro_batches(seed, scale):
+def test_the_auxiliary_loss_weighs_as_the_micro_batches(seed):
     """Two equal micro-batches are one: the loss that balances them must not count twice."""
     half = paddle.randint(0, 64, [1, 24])
     ids = paddle.concat([half, half])
@@ -56,7 +51,7 @@ def test_config_json_says_the_coefficient_where_the_run_does_not(seed):
     assert said == [0.001, 0.02, 0.0]
 
 
-def test_what_is_logged(seed, scale):
+def test_what_is_logged(seed):
     """Against the numbers of tokens that the experts got."""
     model = make(moe_aux_loss_coeff=0.1, moe_expert_capacity_factor=0.5)
     assert routing_values(model, 1) == {}

@@ -39,7 +39,7 @@ from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel, sequence_ranks
-from paddle_te.models.experts import scale_auxiliary_loss
+from paddle_te.models.experts import scaled_auxiliary_loss
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
@@ -152,18 +152,18 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self.take_weight(inputs, first=step_control == 0)
         inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
-        self._scale_auxiliary_loss()
         stage2_averages.tell_last(model, (step_control + 1) % self.args.gradient_accumulation_steps == 0)
-        with fp8.microbatch(is_first=step_control == 0 if several else None), self._modes.kept(model):
+        first = step_control == 0 if several else None
+        with fp8.microbatch(is_first=first), self._modes.kept(model), self._scaled_auxiliary_loss():
             loss = super().training_step(model, inputs, step_control)
         self.watch.add_loss(loss, first=step_control == 0)
         return loss
 
-    def _scale_auxiliary_loss(self) -> None:
+    def _scaled_auxiliary_loss(self) -> contextlib.AbstractContextManager[None]:
         scaler = self.scaler if self.do_grad_scaling else None
         later = self._enable_delay_scale_loss()  # the Trainer divides all gradients in the end
         micro_batches = 1 if later else self.args.gradient_accumulation_steps
-        scale_auxiliary_loss(micro_batches, sequence_ranks(self.args), scaler)
+        return scaled_auxiliary_loss(micro_batches, sequence_ranks(self.args), scaler)
 
     def _check_loss_valid(self, losses: Tensor) -> None:
         """Tell the watch, which waits a moment later for the gradients' norm as well; PaddleNLP would wait here."""

@@ -72,6 +72,7 @@ EVALUATED = dict(kind=PreTrainingArguments, evaluation_strategy="steps", eval_st
 def test_a_tracker_gets_what_visualdl_gets(tiny_config, tmp_path, seed, monkeypatch, read):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")  # else it reads what later tests write
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", Path(tmp_path, "mlruns").as_uri())
