@@ -68,12 +68,14 @@ void Argsort(const Context& context, const Tensor& x, int axis, bool descending,
   Sorted(context, x, axis, descending, AxisAt(DimsOf(x), axis).size, out, indices);
 }
 
-Tensor AsInt64(const Context& context, const Tensor& index) {
-  if (index.dtype() == DataType::INT64) return index;
-  Tensor wide = Temporary(context, DataType::INT64, DimsOf(index));
-  math::Cast(StreamOf(context), index.data(), TypeOf(index), wide.data(), Type::kInt64, index.numel());
-  return wide;
+Tensor As(const Context& context, const Tensor& from, DataType type) {
+  if (from.dtype() == type) return from;
+  Tensor to = Temporary(context, type, DimsOf(from));
+  math::Cast(StreamOf(context), from.data(), TypeOf(from), to.data(), TypeOf(to), from.numel());
+  return to;
 }
+
+Tensor AsInt64(const Context& context, const Tensor& index) { return As(context, index, DataType::INT64); }
 
 // out = zeros, and the sums of what an index along an axis takes there. axis: of `from`; size: of out's.
 void SumInto(const Context& context, const Tensor& from, const Tensor& index, const Axis& axis, bool is_shared,
@@ -149,9 +151,10 @@ void PutAlongAxis(const Context& context, const Tensor& x, const Tensor& index, 
   if (!out->IsSharedWith(from)) Copy(context, from, out);
   if (index.numel() == 0) return;
   const Tensor places = AsInt64(context, index);
+  const Tensor values = As(context, value, from.dtype());  // put_along_axis_ gives a number as float32
   const Axis of_index = AxisAt(dims, axis);
   Tensor order = Order(context, places.data(), Type::kInt64, of_index, /*descending=*/false);
-  math::AssignByIndex(StreamOf(context), TypeOf(value), out->data(), value.data(),
+  math::AssignByIndex(StreamOf(context), TypeOf(values), out->data(), values.data(),
                       static_cast<const int64_t*>(places.data()), Data(order), of_index, from.dims()[axis], false);
 }
 

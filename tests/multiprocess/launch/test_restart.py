@@ -258,7 +258,7 @@ def test_shared_memory_is_left_as_it_was_found(tmp_path):
 
 def arguments(**more):
     values = dict(
-        TP=1, PP=1, SEP=1, CP=1, FSDP=1, GA=2, DEVICES=None, resume_step="none", init_weight="w", EXP_NAME=None
+        TP=1, PP=1, SEP=1, CP=1, EP=1, FSDP=1, GA=2, DEVICES=None, resume_step="none", init_weight="w", EXP_NAME=None
     )
     return argparse.Namespace(**values | dict(OUTPUT_BASE="/out", ELASTIC=True) | more)
 
