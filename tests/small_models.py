@@ -29,6 +29,7 @@ TE_FAMILIES = tuple(FAMILIES)
 # Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
 # token's output makes a step.
 MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE))
+FEW = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)
 # What a family has that Llama has not, beside its biases.
 OWN = {
     QWEN2.model_type: dict(tie_word_embeddings=True),
@@ -42,6 +43,9 @@ OWN = {
     # heads of 256, one layer with a window and one without; te has no soft cap of the scores
     GEMMA2.model_type: dict(head_dim=64, sliding_window=20, attn_logit_softcapping=None, final_logit_softcapping=5.0),
     GEMMA3.model_type: dict(sliding_window=20, sliding_window_pattern=2),
+    QWEN2_MOE.model_type: FEW | dict(shared_expert_intermediate_size=96),
+    QWEN3_MOE.model_type: FEW,
+    OLMOE.model_type: dict(num_experts=8, num_experts_per_tok=2),
     GPT.model_type: GPTS,
 }
 

@@ -71,9 +71,12 @@ _OURS = {
     for option in options
 }
 # Others of PaddleNLP's that may be asked for: the value that asks for nothing
-_REFUSED = {"sharding_parallel_config": "", "unified_checkpoint": False, "unified_checkpoint_config": ""} | {
-    name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *LINES}
-}
+_REFUSED = {
+    "expert_parallel_degree": 1,
+    "sharding_parallel_config": "",
+    "unified_checkpoint": False,
+    "unified_checkpoint_config": "",
+} | {name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *LINES}}
 # What the launcher itself must know: the flag, and its argument or variable for it
 _LAUNCHERS = {
     "model_name_or_path": "model_name",
