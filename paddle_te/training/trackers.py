@@ -73,12 +73,14 @@ TRACKERS: dict[str, type[Tracker]] = {"swanlab": SwanLab, "mlflow": MLflow}
 class TrackerCallback(Callback):
     """Sends the Trainer's logs to a tracker, from the first process of the job.
 
-    It must come behind the callbacks that add to the logs. A run that ends with an error stays open: the tracker's
-    library marks it as crashed when the process ends.
+    It must come behind the callbacks that add to the logs. What is logged outside of training, such as a test's
+    results, goes to no tracker, as with PaddleNLP's callback for VisualDL. A run that ends with an error stays open:
+    the tracker's library marks it as crashed when the process ends.
     """
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
+        self._open = False  # only in the job's first process
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the run, with the Trainer's arguments as its settings."""
@@ -86,16 +88,18 @@ class TrackerCallback(Callback):
             name = args.run_name if args.run_name != args.output_dir else None
             os.makedirs(args.logging_dir, exist_ok=True)
             self._tracker.start(name, args.logging_dir, args.to_sanitized_dict())
+            self._open = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Record the numbers of a log line."""
-        if state.is_world_process_zero:
+        if self._open:
             self._tracker.log(tracked_values(logs), state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the run."""
-        if state.is_world_process_zero:
+        if self._open:
             self._tracker.finish()
+            self._open = False
 
 
 def tracked_values(logs: dict[str, Any]) -> dict[str, float]:

@@ -68,14 +68,18 @@ def mlflow(folder):
 EVALUATED = dict(kind=PreTrainingArguments, evaluation_strategy="steps", eval_steps=2, per_device_eval_batch_size=64)
 
 
-@pytest.mark.parametrize("read", [tensorboard, wandb, swanlab, mlflow])
-def test_a_tracker_gets_what_visualdl_gets(tiny_config, tmp_path, seed, monkeypatch, read):
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CONSOLE", "off")  # else it reads what later tests write
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", Path(tmp_path, "mlruns").as_uri())
+
+
+@pytest.mark.parametrize("read", [tensorboard, wandb, swanlab, mlflow])
+def test_a_tracker_gets_what_visualdl_gets(tiny_config, tmp_path, seed, offline, read):
     trainer = make_trainer(tiny_config, tmp_path, seed, report_to=[read.__name__], **EVALUATED)
     trainer.train()
     values = read(tmp_path)
@@ -83,3 +87,11 @@ def test_a_tracker_gets_what_visualdl_gets(tiny_config, tmp_path, seed, monkeypa
     for name in ("learning_rate", "tokens_per_second", "model_tflops_per_device", "peak_memory_bytes"):
         assert [step for step, other, _ in values if other == f"train/{name}"] == [1, 2, 3, 4]
     assert [step for step, name, _ in values if name == "eval/loss"] == [2, 4]
+
+
+@pytest.mark.parametrize("read", [swanlab, mlflow])
+def test_an_evaluation_after_training_opens_no_other_run(tiny_config, tmp_path, seed, offline, read):
+    trainer = make_trainer(tiny_config, tmp_path, seed, report_to=[read.__name__], **EVALUATED)
+    trainer.train()
+    trainer.evaluate()
+    assert [step for step, name, _ in read(tmp_path) if name == "eval/loss"] == [2, 4]
