@@ -88,5 +88,4 @@ def groups_of_tokens() -> list[Group]:
 
 def update_biases(model: nn.Layer) -> None:
     """Move the bias of experts, where a model has one, by the load that all ranks' routers have seen in a step."""
-    if any(router.expert_bias is not None for router in routers(model)):
-        update_expert_bias(model, *groups_of_tokens())
+    update_expert_bias(model, *groups_of_tokens())

@@ -5,13 +5,13 @@ from typing import Any
 from paddlenlp.trainer import IntervalStrategy, TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
+from paddle_te.configs.spec import spec_of
 from paddle_te.host import HostArguments, HostTrainer
 from paddle_te.hosts.paddlenlp.training.early_stopping import EarlyStoppingCallback
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback
 from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, ProfilerCallback
 from paddle_te.hosts.paddlenlp.training.progress import ProgressBarCallback
 from paddle_te.job import PRETRAIN
-from paddle_te.models.experts import routers
 from paddle_te.runs import screen
 from paddle_te.runs.transfers import Transfer
 from paddle_te.training.callback import Control, State
@@ -68,7 +68,9 @@ def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | No
     lines = LinesCallback.of(config)
     transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
     callbacks[:0] = [ThroughputCallback.of(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
-    if routers(trainer.model):
+    if spec_of(
+        config
+    ).experts:  # of the whole model: every stage of a pipeline takes part in the callback's collectives
         callbacks.insert(0, ExpertsCallback())
     callbacks += [TrackerCallback(TRACKERS[name]()) for name in getattr(trainer.args, "trackers", [])]
     callbacks.append(LastStepCallback())
