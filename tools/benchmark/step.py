@@ -529,7 +529,7 @@ def fitting(arguments, clock, size):
 
 
 def most_layers(name, size, arguments, clock):
-    """The number of layers that a peer has room for, at most the size's. Raises MemoryError if it is none."""
+    """Return how many layers a peer has room for, at most the size's. Raise MemoryError where not one fits."""
 
     def too_many(layers):
         return out_of_memory(name, replace(size, layers=layers), arguments, clock)

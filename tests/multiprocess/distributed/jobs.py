@@ -131,7 +131,7 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
 
 
 def references(folder, layouts, initial_weights, environment):
-    """{variant: Run} of one process: of all that `layouts`, as `check_layout` takes one, are compared with."""
+    """Train each reference of `layouts` in one process: {variant: Run}. A layout is what `check_layout` takes."""
     names = {reference for _, _, variants, _ in layouts.values() for reference, _ in variants.values()}
     made = variants(sorted(names), initial_weights, folder)
     return launch(folder, 1, {}, made, "nvgpu", environment | dict(EMULATED_TE="1"))

@@ -1,11 +1,11 @@
 """The model class of ours in layouts of several processes on nvgpu's host runtime: against one process.
 
-What divides a model does not know its family. So a layout has the families that could fail in it, and each of these is
-in some: Qwen3 with heads wider than hidden_size / num_attention_heads, norms of q and k, and a tied head, of which the
-first and the last stage of a pipeline have copies; Phi-4-mini's with a part of each head turned, and factors that
-change with the length; OLMo-2's with norms of all heads together, of which each rank of tensor parallelism has some;
-GLM-4's with four norms, and neighbouring numbers turned together; Gemma's with scaled embeddings, soft caps, and a
-window and angles of its own in each layer.
+The code that divides a model over ranks does not depend on the family. Each layout therefore trains only the families
+that could fail in it, and each of these families is in some layout: Qwen3 with heads wider than hidden_size /
+num_attention_heads, norms of q and k, and a tied head, of which the first and the last stage of a pipeline have
+copies; Phi-4-mini's with a part of each head turned, and factors that change with the length; OLMo-2's with norms of
+all heads together, of which each rank of tensor parallelism has some; GLM-4's with four norms, and neighbouring
+numbers turned together; Gemma's with scaled embeddings, soft caps, and a window and angles of its own in each layer.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Layers whose experts two ranks divide, beside one process that has them all. The ranks are threads."""
+"""Compare two ranks, which divide a layer's experts, with one process that has all experts. The ranks are threads."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""The log-probabilities of tokens against float64 NumPy, each with a gradient of its own.
+"""Compare tokens' log-probabilities and their gradients with float64 NumPy. Each token's gradient differs.
 
 te's sum of a weight's gradient and bf16 are in tests/gpu/test_cross_entropy.py.
 """

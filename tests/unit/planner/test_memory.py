@@ -285,7 +285,7 @@ def test_room_for_communicators(changes, gb):
 
 
 def test_frozen_weights_have_neither_gradients_nor_states():
-    """The pattern finds the embedding and the first half of the layers, which are a pipeline's first stage."""
+    """The pattern finds the weights of a pipeline's first stage: the embedding and the first half of the layers."""
     model, patterns = Model.of(configs.read("Qwen/Qwen3-8B")), (r"embed|layers\.(\d|1[0-7])\.",)
     whole, frozen = (parts(model=model, freeze=freeze) for freeze in (None, patterns))
     trained = 18 * model.layer_weights + model.embedding + model.hidden  # the last half, the head and its norm
