@@ -75,6 +75,7 @@ def offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_CONSOLE", "off")  # else it reads what later tests write
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)  # MLflow sets it for the processes that a run starts
     monkeypatch.setenv("MLFLOW_TRACKING_URI", Path(tmp_path, "mlruns").as_uri())
 
 
