@@ -146,7 +146,7 @@ def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Device
         )
     absent = [i for i in ids if i not in visible]
     if absent and kind != "cpu" and not args.DRY_RUN:
-        raise LaunchError(f"DEVICES: no {kind} {', '.join(absent)} here; there are {', '.join(visible) or 'none'}")
+        raise LaunchError(f"DEVICES: no {kind} {', '.join(absent)} here; visible: {', '.join(visible) or 'none'}")
     by_uuid = () if all(map(str.isdigit, args.DEVICES or ())) else tuple(args.DEVICES)
     return Devices(kind, ids, visible, by_uuid)
 

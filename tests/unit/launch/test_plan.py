@@ -354,7 +354,7 @@ def test_devices_are_found(tmp_path, monkeypatch):
         devices({"CUDA_VISIBLE_DEVICES": "-1"}, DEVICE="nvgpu")
     with pytest.raises(LaunchError, match="NVGPU_HOST_DEVICES: 'two' must be a whole number"):
         devices({"NVGPU_HOST_DEVICES": "two"}, DEVICE="nvgpu")
-    with pytest.raises(LaunchError, match="DEVICES: no gpu 0 here; there are 2, 3"):
+    with pytest.raises(LaunchError, match="DEVICES: no gpu 0 here; visible: 2, 3"):
         devices({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
 
 
