@@ -49,6 +49,9 @@ class Finetuning(Run):
     fp8_base: bool = False
 
     job: ClassVar[str] = "finetune"
+    script: ClassVar[Path] = RANDOM_WEIGHTS  # with on_device
+    kind: ClassVar[str] = "finetuning"  # of the shared files
+    packing: ClassVar[str] = "--zero_padding true --greedy_zero_padding true"
 
     @property
     def layout(self):
@@ -74,7 +77,7 @@ class Finetuning(Run):
             weights.touch() if self.on_device else self._write_weights(weights)
             self._write_samples(shared / "data")
         return {
-            **({"training_script": RANDOM_WEIGHTS} if self.on_device else {}),
+            **({"training_script": self.script} if self.on_device else {}),
             "model_name": shared / "model",
             "dataset": shared / "data",
             "output": self.output(conditions),
@@ -86,11 +89,11 @@ class Finetuning(Run):
         """Of the folder with the files that this run shares: one for all runs whose files are the same."""
         size = replace(self.size, micro_batches=1)  # which no file depends on
         digest = hashlib.sha256(repr(size).encode()).hexdigest()[:16]
-        return f"finetuning-{digest}" + "-on-device" * self.on_device
+        return f"{self.kind}-{digest}" + "-on-device" * self.on_device
 
     @property
     def all_flags(self):
-        packing = "--zero_padding true --greedy_zero_padding true" if self.packed else ""
+        packing = self.packing if self.packed else ""
         base = "--quantize_base fp8" if self.fp8_base else ""
         return " ".join(filter(None, [packing, base, super().all_flags]))
 

@@ -19,13 +19,21 @@ def initialised(model_class, folder, config, dtype, in_fp8=False, verify="full")
         return model_class.from_config(config, dtype=dtype)
 
 
-def main():
-    deferred_imports.apply()
+def make_on_device(*modules):
+    """Let the modules that tune make their models with `initialised`."""
     from paddle_te.hosts.paddlenlp import loading
     from paddle_te.hosts.paddlenlp.training import finetune
 
-    loading.check_layout = lambda folder, layout, hf=False: "te"
-    finetune.from_pretrained = initialised
+    loading.check_layout = lambda folder, layout, hf=False: layout
+    for module in (finetune, *modules):
+        module.from_pretrained = initialised
+
+
+def main():
+    deferred_imports.apply()
+    from paddle_te.hosts.paddlenlp.training import finetune
+
+    make_on_device()
     finetune.main()
 
 

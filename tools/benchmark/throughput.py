@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from paddle_te.launch.overlap import OVERLAPS  # noqa: E402
-from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
+from tools.benchmark import finetuning, preferences, report, step, timeline  # noqa: E402
 from tools.benchmark.formers import FormersRun  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.problem import GPT, QWEN2, SIZES, Dims  # noqa: E402
@@ -88,7 +88,9 @@ OUR_RUNS = runs_of("pretraining", Run)
 TITAN_RUNS = runs_of("torchtitan", TitanRun)  # the same sizes and tokens a step as ours of like names
 FORMERS_RUNS = runs_of("paddleformers", FormersRun)  # the same as ours of like names, in another host
 FINETUNING_RUNS = runs_of("finetuning", finetuning.Finetuning)
-RUNS = OUR_RUNS | FORMERS_RUNS | FINETUNING_RUNS | TITAN_RUNS
+PREFERENCE_RUNS = runs_of("preferences", preferences.Preferences)
+TRL_RUNS = runs_of("trl", preferences.TrlRun)  # on the same pairs as ours of like names
+RUNS = OUR_RUNS | FORMERS_RUNS | FINETUNING_RUNS | PREFERENCE_RUNS | TITAN_RUNS | TRL_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
 
 DEFINITIONS = [
@@ -142,6 +144,7 @@ def parse_arguments(argv=None):
         help="folder with torchtitan, torchao and what they import besides PyTorch, searched in place of PYTHONPATH; "
         "default: where Python finds them by itself",
     )
+    parser.add_argument("--trl", type=Path, metavar="FOLDER", help="the same, with TRL and what it imports")
     parser.add_argument(
         "--paddleformers",
         type=Path,
@@ -155,9 +158,10 @@ def parse_arguments(argv=None):
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.warmup <= arguments.steps - 2:
         parser.error(f"--warmup {arguments.warmup} leaves no two of --steps {arguments.steps}")
-    if arguments.torchtitan and not arguments.torchtitan.is_dir():
-        parser.error(f"--torchtitan: there is no folder {arguments.torchtitan}")
-    arguments.torchtitan = arguments.torchtitan and arguments.torchtitan.resolve()  # processes may change theirs
+    for peer in ("torchtitan", "trl"):
+        if (folder := getattr(arguments, peer)) and not folder.is_dir():
+            parser.error(f"--{peer}: there is no folder {folder}")
+        setattr(arguments, peer, folder and folder.resolve())  # processes may change theirs
     if arguments.paddleformers and not os.access(arguments.paddleformers, os.X_OK):
         parser.error(f"--paddleformers: {arguments.paddleformers} is no program")
     arguments.paddleformers = arguments.paddleformers and arguments.paddleformers.absolute()  # a venv's is a link
@@ -392,6 +396,7 @@ class Measuring:
             timeout=arguments.timeout,
             torchtitan=arguments.torchtitan,
             paddleformers=arguments.paddleformers,
+            trl=arguments.trl,
             **wanted,
         )
         if arguments.layers:
@@ -412,6 +417,7 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     named = {arguments.largest_batch, *arguments.runs}
     definitions = DEFINITIONS + [finetuning.DEFINITION] * bool(named & FINETUNING_RUNS.keys())
+    definitions += [preferences.DEFINITION] * bool(named & (PREFERENCE_RUNS | TRL_RUNS).keys())
     definitions += [FORMERS_DEFINITION] * bool(named & FORMERS_RUNS.keys())
     definitions += [TITAN_DEFINITION] * bool(named & TITAN_RUNS.keys())
     result = report.header("throughput", argv, definitions) | {

@@ -110,10 +110,8 @@ class TitanRun(Training):
         for name, value in wanted.items():
             words += [f"--{name}", str(value)]
         words += ["--metrics.disable_color_printing", "--compile.enable", *self.precision_flags, *self.flags.split()]
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = [shown.split(",")[int(number)] for number in conditions.devices] if shown else conditions.devices
         environment = search_path(conditions.torchtitan) | {
-            "CUDA_VISIBLE_DEVICES": ",".join(devices),
+            **visible(conditions.devices),
             "TITAN_FAMILY": self.size.family,
             "TITAN_MODEL": json.dumps(self.model_arguments),
         }
@@ -144,9 +142,19 @@ def search_path(folder):
     return {"PYTHONPATH": python_path(folder, inherited=folder is None)}
 
 
+def visible(devices):
+    """The variable that shows PyTorch only the devices with these numbers, of those that are visible here."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(shown.split(",")[int(each)] for each in devices)
+        if shown
+        else ",".join(devices)
+    }
+
+
 @cache
-def installed(folder):
-    """{package: version, None where it is missing} of PACKAGES, in a process that searches as torchtitan's will."""
-    command = [sys.executable, "-c", LIST_PACKAGES, *PACKAGES]
+def installed(folder, packages=PACKAGES):
+    """{package: version, None where it is missing} of packages, in a process that searches as the training's will."""
+    command = [sys.executable, "-c", LIST_PACKAGES, *packages]
     done = subprocess.run(command, env=os.environ | search_path(folder), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)

@@ -23,7 +23,7 @@ class Conditions:
     folder: for all that it writes, its own. devices: numbers of its GPUs, as `visible_devices` tells them. steps: how
     many it has, of which `warmup` do not count. timeout: seconds until it is ended. profiled: further steps, under the
     profiler. torchtitan: the folder that torchtitan is imported from; None where Python finds it by itself.
-    paddleformers: the interpreter of an environment with PaddleFormers.
+    paddleformers: the interpreter of an environment with PaddleFormers. trl: as torchtitan, of TRL.
     """
 
     folder: Path
@@ -34,6 +34,7 @@ class Conditions:
     profiled: int = 0
     torchtitan: Path | None = None
     paddleformers: Path | None = None
+    trl: Path | None = None
 
     @property
     def log(self):

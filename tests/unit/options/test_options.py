@@ -105,6 +105,13 @@ def test_wrong_values_are_refused_by_name(settings, message):
     assert str(error.value) == message
 
 
+def test_a_script_without_the_needed_flag_does_what_it_asks_for():
+    depth = Arguments.OPTIONS["depth"]
+    check_values(SimpleNamespace(depth=4), options={"depth": depth})
+    with pytest.raises(ValueError, match="--depth 4 needs --on true"):
+        check_values(SimpleNamespace(depth=4, on=False), options={"depth": depth})
+
+
 def test_bounds_of_others_flags():
     record = SimpleNamespace(OPTIONS={}, other=0)
     with pytest.raises(ValueError, match="--other 0: it must be"):

@@ -69,12 +69,12 @@ def test_tokens_are_those_of_the_data_ranks():
 
 def test_all_runs_are_possible(tmp_path, monkeypatch):
     """The launcher takes each one's arguments, and run_pretrain's flags come through."""
-    from paddle_te.launch import finetune, pretrain
+    from paddle_te.launch import dpo, finetune, pretrain
     from paddle_te.launch.plan import make_plan
 
-    jobs = {"pretrain": pretrain, "finetune": finetune}
+    jobs = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo}
     monkeypatch.setattr(throughput.finetuning.Finetuning, "_write_weights", lambda self, path: path.touch())  # 13 GB
-    for name, run in (throughput.OUR_RUNS | throughput.FINETUNING_RUNS).items():
+    for name, run in (throughput.OUR_RUNS | throughput.FINETUNING_RUNS | throughput.PREFERENCE_RUNS).items():
         devices = [str(number) for number in range(run.gpus)]
         wanted = throughput.Conditions(tmp_path / name, devices, steps=12, warmup=4, timeout=60)
         arguments = [*run.launch_arguments(wanted), "--DRY_RUN=1"]
@@ -82,6 +82,20 @@ def test_all_runs_are_possible(tmp_path, monkeypatch):
         flags = plan.command[plan.command.index("--model_name_or_path") :]
         assert flags[-len(shlex.split(run.flags)) :] == shlex.split(run.flags) or not run.flags
         assert run.base is None or run.base in throughput.RUNS
+
+
+def test_trl_gets_the_pairs_of_our_runs(tmp_path):
+    """The same files, with as many pairs a step as four of our rows hold."""
+    run = throughput.TRL_RUNS["trl-dpo-qwen2.5-7b-x1-4-pairs"].tiny
+    ours = throughput.PREFERENCE_RUNS["dpo-qwen2.5-7b-x1-fp8-base"]
+    wanted = throughput.Conditions(tmp_path / "trl", ["0"], steps=5, warmup=2, timeout=60, trl=tmp_path)
+    settings = json.loads(run.command(wanted).words[-1])
+    assert str(ours.tiny.inputs(wanted)["dataset"]) == settings["pairs"].removesuffix("/train.json")
+    mean = (ours.lengths - 1).mean()
+    assert abs(settings["batch"] * settings["micro_batches"] - ours.size.micro_batches * 8192 / mean) < 3
+    pair = json.loads(open(settings["pairs"]).readline())
+    tokens = 2 * len(pair["prompt"].split()) + len(pair["chosen"].split()) + len(pair["rejected"].split()) + 2
+    assert tokens == (ours.tiny.lengths - 1)[0]
 
 
 @pytest.mark.parametrize("capacity", [None, 100 * GIB])
