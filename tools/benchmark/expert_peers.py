@@ -109,19 +109,18 @@ class PaddleExperts(PaddleTE):
             return self.layer(self.x, is_first_microbatch=self.is_first_microbatch)
 
 
-class _TorchExperts(TorchPeer):
-    """PyTorch's part: norm, router and residual around `mlp`."""
+def balanced(z: Any, router: Any, topk: int) -> Any:
+    """Return the logits [tokens, experts] of forced balance, as `layers.moe.router` has them, in PyTorch."""
+    import torch
 
-    def _route(self, z: Any) -> Any:
-        """Return the logits of forced balance, as `layers.moe.router` has them."""
-        torch, dims = self.torch, self.dims
-        logits = torch.nn.functional.linear(z.float(), self.router.float())
-        first = (torch.arange(dims.tokens, device=self.device) * dims.topk).unsqueeze(1)
-        forced = -((torch.arange(dims.experts, device=self.device) - first) % dims.experts).float() / dims.experts
-        return logits - logits.detach() + forced
+    logits = torch.nn.functional.linear(z.float(), router.float())
+    tokens, experts = logits.shape
+    first = (torch.arange(tokens, device=z.device) * topk).unsqueeze(1)
+    forced = -((torch.arange(experts, device=z.device) - first) % experts).float() / experts
+    return logits - logits.detach() + forced
 
 
-class PlainExperts(_TorchExperts):
+class PlainExperts(TorchPeer):
     """One expert after the other, in PyTorch's functions: the reference, in float32."""
 
     def __init__(self, problem: ExpertProblem, **options: Any) -> None:
@@ -133,7 +132,7 @@ class PlainExperts(_TorchExperts):
         """Return the layer's output."""
         torch, functional = self.torch, self.torch.nn.functional
         z = functional.rms_norm(self.x, (self.dims.hidden,), self.weights["ln"], EPSILON)
-        chosen, experts = self._route(z).topk(self.dims.topk, -1)
+        chosen, experts = balanced(z, self.router, self.dims.topk).topk(self.dims.topk, -1)
         probs, out = torch.softmax(chosen, -1), self.x
         for expert in range(self.dims.experts):
             token, place = (experts == expert).nonzero(as_tuple=True)
@@ -147,59 +146,121 @@ class PlainExperts(_TorchExperts):
         return {name: weight.grad for name, weight in self.weights.items()}
 
 
-class TETorchExperts(_TorchExperts):
-    """Transformer Engine's PyTorch parts, as Megatron-Core puts them together: RMSNorm, fused router, permutation with
-    probabilities, GroupedLinear, ScaledSwiGLU.
+def te_torch_experts(dims: ExpertDims, dtype: Any, device: str, split: bool = False) -> Any:
+    """Return Transformer Engine's PyTorch parts in a module, as Megatron-Core puts them together.
 
+    RMSNorm, fused router, permutation with probabilities, GroupedLinear, ScaledSwiGLU, residual; x is [..., hidden].
     split: GEMMs expert by expert, whose rows the host must know; else those that read them on the device, which TE has
     for bf16 and current scaling. (It takes the former by itself where it lacks the latter.)
     """
+    import torch
+    import transformer_engine.pytorch as te
+    from transformer_engine.pytorch.permutation import moe_permute_with_probs, moe_unpermute
+    from transformer_engine.pytorch.router import fused_topk_with_score_function
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = te.RMSNorm(dims.hidden, eps=EPSILON, dtype=dtype, device=device)
+            weight = torch.empty(dims.experts, dims.hidden, dtype=dtype, device=device)
+            self.router = torch.nn.Parameter(torch.nn.init.normal_(weight, std=0.02))
+            where = dict(params_dtype=dtype, device=device)
+            linear = partial(te.GroupedLinear, dims.experts, bias=False, use_grouped_tensor=not split, **where)
+            self.fc1, self.fc2 = linear(dims.hidden, 2 * dims.ffn), linear(dims.ffn, dims.hidden)
+            self.activation = te.ops.ScaledSwiGLU()
+
+        def forward(self, x: Any, is_first_microbatch: bool | None = None) -> Any:
+            z = self.norm(x).view(-1, dims.hidden)
+            options = dims.topk, False, None, None, None, "softmax", None
+            probs, routing_map = fused_topk_with_score_function(balanced(z, self.router, dims.topk), *options)
+            rows, first = routing_map.sum(0), dict(is_first_microbatch=is_first_microbatch)
+            permuted, of_rows, places = moe_permute_with_probs(z, probs, routing_map, len(z) * dims.topk)
+            act = self.activation(self.fc1(permuted, rows, **first), of_rows)
+            return moe_unpermute(self.fc2(act, rows, **first), places, restore_shape=z.shape).view(x.shape) + x
+
+    return Experts()
+
+
+MOST_GROUPS = 64  # experts for which TE's grouped GEMM has room
+
+
+def te_torch_mixture_layer(mixture: Any, dims: Any, dtype: Any, device: str, layer_number: int) -> Any:
+    """Return a decoder layer of `te_torch_experts` behind TE's MultiheadAttention, called as TE's TransformerLayer.
+
+    mixture: a `step.Mixture`. dims: `problem.Dims` of the layer, whose ffn is an expert's.
+    """
+    import torch
+    import transformer_engine.pytorch as te
+
+    sizes = ExpertDims(dims.batch * dims.sequence, dims.hidden, dims.ffn, mixture.experts, mixture.topk)
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = te.MultiheadAttention(
+                dims.hidden,
+                dims.heads,
+                kv_channels=dims.head_dim,
+                attention_dropout=0.0,
+                layernorm_epsilon=EPSILON,
+                layer_number=layer_number,
+                num_gqa_groups=dims.kv_heads,
+                input_layernorm=True,
+                normalization="RMSNorm",
+                fuse_qkv_params=True,
+                bias=False,
+                qkv_format="bshd",
+                qk_norm_type=dims.variant.qk_norm_type,
+                qk_norm_eps=EPSILON,
+                qk_norm_before_rope=dims.variant.qk_norm_before_rope,
+                params_dtype=dtype,
+                device=device,
+            )
+            self.experts = te_torch_experts(sizes, dtype, device, split=mixture.experts > MOST_GROUPS)
+
+        def forward(self, x: Any, rotary_pos_emb: Any = None, is_first_microbatch: bool | None = None) -> Any:
+            x = x + self.attention(x, rotary_pos_emb=rotary_pos_emb, is_first_microbatch=is_first_microbatch)
+            return self.experts(x, is_first_microbatch=is_first_microbatch)
+
+    return Layer()
+
+
+class TETorchExperts(TorchPeer):
+    """`te_torch_experts`."""
 
     def __init__(self, problem: ExpertProblem, precision: str = "bf16", split: bool = False, **options: Any) -> None:
         super().__init__(problem, **options)
         import transformer_engine.pytorch as te
         from transformer_engine.common import recipe
 
-        dims, where = problem.dims, dict(params_dtype=self.dtype, device=self.device)
         self.te, self.precision, self.recipe = te, precision, recipe_of(recipe, precision)
-        self.norm = te.RMSNorm(dims.hidden, eps=EPSILON, dtype=self.dtype, device=self.device)
-        self.router = self.torch.nn.Parameter(self.tensor(problem.weights["router"]))
-        linear = partial(te.GroupedLinear, dims.experts, bias=False, use_grouped_tensor=not split, **where)
-        self.fc1, self.fc2 = linear(dims.hidden, 2 * dims.ffn), linear(dims.ffn, dims.hidden)
-        self.activation = te.ops.ScaledSwiGLU()
+        self.layer = te_torch_experts(problem.dims, self.dtype, self.device, split)
         with self.torch.no_grad():
-            self.norm.weight.copy_(self.tensor(problem.weights["ln"]))
-            for name, module in (("fc1", self.fc1), ("fc2", self.fc2)):
+            for name, weight in (("ln", self.layer.norm.weight), ("router", self.layer.router)):
+                weight.copy_(self.tensor(problem.weights[name]))
+            for name, module in self._linears():
                 for expert, weight in enumerate(self._of_experts(module)):
                     weight.copy_(self.tensor(problem.weights[name][expert]))
-        modules = self.norm, self.fc1, self.fc2
-        self.module_parameters = [self.router, *(p for module in modules for p in module.parameters())]
+        self.module_parameters = list(self.layer.parameters())
+
+    def _linears(self) -> list[tuple[str, Any]]:
+        return [("fc1", self.layer.fc1), ("fc2", self.layer.fc2)]
 
     def _of_experts(self, module: Any) -> list[Any]:
         return [getattr(module, f"weight{expert}") for expert in range(self.dims.experts)]
 
     def forward(self) -> Any:
         """Return the layer's output."""
-        from transformer_engine.pytorch.permutation import moe_permute_with_probs, moe_unpermute
-        from transformer_engine.pytorch.router import fused_topk_with_score_function
-
-        dims = self.dims
         with self.te.autocast(enabled=self.recipe is not None, recipe=self.recipe):
-            z = self.norm(self.x)
-            options = dims.topk, False, None, None, None, "softmax", None
-            probs, routing_map = fused_topk_with_score_function(self._route(z), *options)
-            rows = routing_map.sum(0)
-            permuted, of_rows, places = moe_permute_with_probs(z, probs, routing_map, dims.rows)
-            act = self.activation(self.fc1(permuted, rows), of_rows)
-            return moe_unpermute(self.fc2(act, rows), places, restore_shape=z.shape) + self.x
+            return self.layer(self.x)
 
     def gradients(self) -> dict[str, Any]:
         """Return {weight: gradient}."""
         stacked = {
             name: self.torch.stack([weight.grad for weight in self._of_experts(module)])
-            for name, module in (("fc1", self.fc1), ("fc2", self.fc2))
+            for name, module in self._linears()
         }
-        return {"ln": self.norm.weight.grad, "router": self.router.grad} | stacked
+        return {"ln": self.layer.norm.weight.grad, "router": self.layer.router.grad} | stacked
 
 
 PRECISIONS = ("bf16", *FP8_RECIPES)

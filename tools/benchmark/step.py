@@ -1,5 +1,5 @@
-"""Times a whole training step of a Llama, Qwen2.5 or Qwen3 and accounts for it part by part. Its peers are the same
-model of Hugging Face's layers and of Transformer Engine's PyTorch layers.
+"""Times a whole training step of a Llama, Qwen2.5, Qwen3 or a mixture of experts and accounts for it part by part. Its
+peers are the same model of Hugging Face's layers and of Transformer Engine's PyTorch layers.
 
     python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--fit]
 
@@ -24,10 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 import numpy as np  # noqa: E402
 
 from paddle_te.configs.families import FAMILIES  # noqa: E402
-from tools.benchmark import report, timing  # noqa: E402
+from paddle_te.configs.spec import experts_width  # noqa: E402
+from tools.benchmark import floors, report, timing  # noqa: E402
+from tools.benchmark.expert_peers import te_torch_mixture_layer  # noqa: E402
 from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
 from tools.benchmark.peers import recipe_of, start_on_paddles, te_torch_angles, te_torch_layer  # noqa: E402
-from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
+from tools.benchmark.problem import EPSILON, QWEN3, Dims  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 
 # What config.json of a GPT has besides a Llama's sizes, and what of them it has not.
@@ -38,11 +40,29 @@ NOT_GPTS = ("num_key_value_heads", "rms_norm_eps", "rope_theta")
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer, each of Dims.ffn columns, of which a token gets topk.
+
+    words: more of what config.json says of them.
+    """
+
+    experts: int
+    topk: int
+    words: tuple = ()
+
+    def config(self, family, ffn):
+        """What a family's config.json says."""
+        number = "num_local_experts" if family == "mixtral" else "num_experts"
+        width = {experts_width(FAMILIES[family]): ffn}
+        return {number: self.experts, "num_experts_per_tok": self.topk, **width, **dict(self.words)}
+
+
+@dataclass(frozen=True)
 class Size:
     """A model of so many `layers` of the same Dims, its vocabulary, and how many times Dims' batch a step takes.
 
     family: a name of `configs.families.FAMILIES`, whose layers Dims' are. tied: whether the head has the embedding's
-    weight.
+    weight. mixture: of each layer, whose Dims.ffn is then an expert's.
     """
 
     dims: Dims
@@ -51,6 +71,7 @@ class Size:
     micro_batches: int = 1
     family: str = "llama"
     tied: bool = False
+    mixture: Mixture | None = None
 
     @property
     def title(self):
@@ -66,6 +87,7 @@ class Size:
             "initializer_range": 0.02,
             "use_cache": False,
             **({"tie_word_embeddings": True} if self.tied else {}),
+            **(self.mixture.config(self.family, self.dims.ffn) if self.mixture else {}),
         }
         if self.family != "gpt":
             return config
@@ -80,7 +102,33 @@ class Size:
     def flops(self):
         """Of a step, as Dims.flops counts; lm_head with 6 per token and weight, the embedding's lookup with none."""
         layers = self.micro_batches * self.layers * self.dims.flops
-        return layers + 6 * self.tokens * self.dims.hidden * self.vocabulary
+        return layers + 6 * self.tokens * (self.dims.hidden * self.vocabulary + self.layers * self._of_more_experts)
+
+    @property
+    def _of_more_experts(self):
+        """Elements of the weights that a token is multiplied with in a layer beside Dims': all experts but one."""
+        if self.mixture is None:
+            return 0
+        more = 3 * self.dims.ffn * (self.mixture.topk - 1) + self.mixture.experts
+        return self.dims.hidden * more
+
+    def floor_ms(self, bandwidth):
+        """{"bf16", "fp8": the least milliseconds of a step} with experts, see `floors`; {} without."""
+        dims, mixture = self.dims, self.mixture
+        if mixture is None:
+            return {}
+        layer = floors.LayerSizes(
+            dims.hidden, dims.ffn, dims.heads, dims.kv_heads, dims.head_dim, mixture.experts, mixture.topk
+        )
+        weights = self.layers * layer.weights + (1 if self.tied else 2) * dims.hidden * self.vocabulary
+        once = floors.head_seconds(self.tokens, dims.hidden, self.vocabulary) + floors.update_seconds(
+            weights, bandwidth
+        )
+        return {
+            precision: 1e3 * (once + self.micro_batches * self.layers * of_one)
+            for precision in floors.GEMMS
+            for of_one in [floors.layer_seconds(layer, dims.batch, dims.sequence, precision, bandwidth)]
+        }
 
 
 LLAMA_8B = LAYER_SIZES["8b-s8192"]
@@ -94,6 +142,24 @@ SIZES = {
     "qwen3-8b-s4096": Size(LAYER_SIZES["qwen3-8b"], 151936, family="qwen3"),
     "qwen3-8b-s8192": Size(replace(LAYER_SIZES["qwen3-8b"], sequence=8192), 151936, family="qwen3"),
 }
+# Batches of 2 leave room for 8 layers of Mixtral in an H200.
+MIXTURES = {
+    "mixtral-s4096": Size(
+        Dims(2, 4096, 4096, 14336, 32, 8, 1000000.0), 32000, 8, family="mixtral", mixture=Mixture(8, 2)
+    ),
+    "olmoe-s4096": Size(
+        Dims(2, 4096, 2048, 1024, 16, 16, variant=QWEN3), 50304, 16, family="olmoe", mixture=Mixture(64, 8)
+    ),
+    "qwen3-30b-s4096": Size(
+        Dims(2, 4096, 2048, 768, 32, 4, 1000000.0, variant=QWEN3, kv_channels=128),
+        151936,
+        16,
+        family="qwen3_moe",
+        mixture=Mixture(128, 8, (("norm_topk_prob", True),)),
+    ),
+}
+DENSE = tuple(SIZES)
+SIZES |= MIXTURES
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-4, 0.1, 1.0
 BATCHES = 64  # micro-batches until the first one comes again
 # In the order in which a step comes through them.
@@ -123,6 +189,10 @@ DEFINITIONS = [
     "attention's products, halved by the causal mask. Host: until the call of a step returns, the device idle before.",
     "Peak GB: greatest count of the framework's own allocator in a step, above its count before the model was built.",
     "Loss: of the first step and the last one; on random tokens both are near the logarithm of the vocabulary.",
+    "Mixtures of experts: forced balance, each expert gets as many tokens. Their TE layers are its MultiheadAttention "
+    "and the peer of benchmarks/experts; where OLMoE norms all heads of q together, theirs norm each. FLOP: of the "
+    "experts that a token gets. Of floor: the share of a step that its GEMMs, attention and the passes over memory "
+    "which nothing saves would take at the best rates seen (tools/benchmark/floors.py).",
 ]
 
 
@@ -275,7 +345,8 @@ class TransformerEngineStep(TorchStep):
         scaling = recipe_of(recipe, self.precision, fp8_dpa=fp8_dpa)
         self.autocast = partial(te.autocast, enabled=use_fp8, recipe=scaling)
         self.embedding = torch.nn.Embedding(size.vocabulary, dims.hidden, **where)
-        layers = [te_torch_layer(dims, torch.bfloat16, device, layer_number=1 + i) for i in range(size.layers)]
+        make = partial(te_torch_mixture_layer, size.mixture) if size.mixture else te_torch_layer
+        layers = [make(dims, torch.bfloat16, device, layer_number=1 + i) for i in range(size.layers)]
         self.layers = torch.nn.ModuleList(layers)
         self.norm = te.RMSNorm(dims.hidden, eps=EPSILON, **where)
         if fp8_lm_head:
@@ -347,6 +418,7 @@ class PaddleStep(TrainingStep):
             transformer_engine_backend=backend,
             use_fp8=use_fp8,
             fp8_recipe=fp8_recipe,
+            **(dict(moe_router_force_load_balancing=True) if size.mixture else {}),
             **flags,
         )
         kept = paddle.get_default_dtype()
@@ -457,16 +529,28 @@ def twin(name):
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=USUAL, metavar="NAME", help=", ".join(PEERS))
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
-    parser.add_argument("--layers", type=int, default=16, help="decoder layers of the model (8B and 7B have 32)")
+    dense = [name for name, size in SIZES.items() if not size.mixture]
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=dense, metavar="NAME", help=", ".join(SIZES))
+    parser.add_argument("--layers", type=int, help="decoder layers of the model; default: 16, and 8 of Mixtral")
+    parser.add_argument("--batch", type=int, help="sequences of a micro-batch; default: each size's own")
     parser.add_argument(
         "--fit",
         action="store_true",
-        help="as many layers as all peers have room for, --layers at most, each size by itself",
+        help="as many layers as all peers have room for, those of --layers at most, each size by itself",
     )
     parser.add_argument("--micro_batches", type=int, default=1, help="of a step; default %(default)s")
     timing.add_options(parser, "step", rounds=2, iterations=10, warmup=3, quick=(1, 3, 1))
-    return timing.parse_options(parser, argv, ["layers", "micro_batches", "warmup"])
+    arguments = timing.parse_options(parser, argv, ["micro_batches", "warmup"])
+    for name in "layers", "batch":
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    return arguments
+
+
+def asked_for(size, arguments):
+    """The Size with what the command line says of it."""
+    dims = replace(size.dims, batch=arguments.batch or size.dims.batch)
+    return replace(size, dims=dims, layers=arguments.layers or size.layers, micro_batches=arguments.micro_batches)
 
 
 def time_parts(clock, peer, iterations):
@@ -574,6 +658,7 @@ def run_size(arguments, clock, size):
     rows |= {name: summarize(found) for name, found in rounds.items() if name not in rows}
     return {
         "dims": asdict(size.dims),
+        "mixture": size.mixture and asdict(size.mixture),
         "vocabulary": size.vocabulary,
         "layers": size.layers,
         "micro_batches": size.micro_batches,
@@ -588,9 +673,19 @@ def markdown(result):
     lines = report.heading("A training step", result)
     for name, size in result["sizes"].items():
         what = f"{size['layers']} layers, vocabulary {size['vocabulary']}, {report.describe(size['dims'])}"
+        what += f", {report.describe(size['mixture'])}" if size.get("mixture") else ""
         what += f", {size['micro_batches']} micro-batches a step" * (size["micro_batches"] > 1)
-        lines += [f"## {name}: {what}", "", *_step_table(size), *_parts_table(size)]
+        lines += [f"## {name}: {what}", ""]
+        if size["layers"] < (asked := size.get("layers_asked_for", size["layers"])):
+            lines += [f"**{asked} layers have no room in this GPU, {size['layers']} have.**", ""]
+        lines += [*_step_table(size), *_parts_table(size)]
     return "\n".join(lines)
+
+
+def _of_floor(size, peer):
+    """The floor's milliseconds by the peer's, as a cell; "" where there is no floor."""
+    floor = (size.get("floor_ms") or {}).get(peer["precision"].split("_")[0])
+    return f"{floor / peer['step_ms']['median']:.2f}" if floor else ""
 
 
 def _step_table(size):
@@ -605,6 +700,7 @@ def _step_table(size):
             f"{step['min']:.2f} to {step['max']:.2f}",
             f"{size['tokens'] / step['median'] * 1e3:.0f}",
             f"{size['flops'] / step['median'] / 1e9:.0f}",
+            _of_floor(size, peer),
             *(f"{other['median'] / step['median']:.2f}" if other else "" for other in others),
             f"{peer['host_us']['median'] / 1e3:.2f}",
             "" if peer["peak_bytes"] is None else f"{peer['peak_bytes'] / 1e9:.2f}",
@@ -617,6 +713,7 @@ def _step_table(size):
         "over rounds",
         "tokens/s",
         "TFLOP/s",
+        "of floor",
         *SPEEDUP_OVER,
         "× TE's PyTorch",
         "host ms",
@@ -649,14 +746,15 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.make_clock(arguments)
     result = report.header("step", argv, DEFINITIONS) | {
-        "settings": {
-            name: getattr(arguments, name) for name in ("layers", "micro_batches", "rounds", "iterations", "warmup")
-        },
+        "settings": {name: getattr(arguments, name) for name in ("micro_batches", "rounds", "iterations", "warmup")},
     }
 
     def run(name):
-        size = replace(SIZES[name], layers=arguments.layers, micro_batches=arguments.micro_batches)
-        return run_size(arguments, clock, fitting(arguments, clock, size) if arguments.fit else size)
+        size = asked_for(SIZES[name], arguments)
+        found = run_size(arguments, clock, fitting(arguments, clock, size) if arguments.fit else size)
+        bandwidth = floors.bandwidth_of(result["hardware"]["name"])
+        fitted = replace(size, layers=found["layers"])
+        return found | {"layers_asked_for": size.layers, "floor_ms": bandwidth and fitted.floor_ms(bandwidth)}
 
     what = sizes_in_words(arguments.sizes, SIZES)
     if arguments.micro_batches > 1:

@@ -9,12 +9,14 @@ from functools import partial
 
 import pytest
 
-from tools.benchmark import step, timing
+from tools.benchmark import floors, step, timing
 from tools.benchmark.problem import QWEN2, QWEN3, Dims
 
 SMALL = step.Size(Dims(2, 24, 64, 112, 4, 2), 96, 2)
 OF_QWEN2 = replace(SMALL, dims=replace(SMALL.dims, variant=QWEN2), family="qwen2")
 OF_QWEN3 = replace(SMALL, dims=replace(SMALL.dims, variant=QWEN3, kv_channels=32), family="qwen3")
+OF_MIXTRAL = replace(SMALL, family="mixtral", mixture=step.Mixture(4, 2))
+OF_QWEN3_MOE = replace(OF_QWEN3, family="qwen3_moe", mixture=step.Mixture(8, 2, (("norm_topk_prob", True),)))
 CPU = dict(device="cpu", dtype="float32")
 FP8_HEAD = dict(use_fp8=True, fp8_lm_head=True)
 
@@ -42,6 +44,39 @@ def test_parameters_and_operations_are_the_models(size):
     assert len(biases) == (size.layers if size.family == "qwen2" else 0)
 
 
+@pytest.mark.parametrize("size", [OF_MIXTRAL, OF_QWEN3_MOE], ids=["mixtral", "qwen3_moe"])
+def test_operations_of_experts_are_those_of_a_tokens(size):
+    """Of the experts that a token gets, and the router; forced balance gives each expert as many tokens."""
+    peer = step.PaddleStep(size, backend="paddle", **CPU)
+    weights = {name: weight for name, weight in peer.model.named_parameters() if weight.ndim > 1}
+    del weights[f"{size.family}.embed_tokens.weight"]
+    share = {
+        name: size.mixture.topk / size.mixture.experts if weight.ndim == 3 else 1 for name, weight in weights.items()
+    }
+    multiplied = sum(share[name] * math.prod(weight.shape) for name, weight in weights.items())
+    assert size.flops == 6 * size.tokens * multiplied + size.layers * 3 * 4 * 2 * 24**2 * 4 * size.dims.head_dim // 2
+    peer.step()
+    load = getattr(peer.model, size.family).layers[0].transformer.moe_layer.router.statistics.tokens_per_expert
+    assert load.tolist() == [48 * 2 / size.mixture.experts] * size.mixture.experts
+
+
+@pytest.mark.parametrize("name, layers, bf16, fp8", [
+    ("mixtral-s4096", 8, 34000, 54000),
+    ("olmoe-s4096", 16, 77600, 109000),
+    ("qwen3-30b-s4096", 16, 65500, 82300),
+])  # fmt: skip
+def test_floors_of_an_h200(name, layers, bf16, fp8):
+    """Tokens/s of steps of 16 micro-batches of 16,384 tokens, computed by hand from the published sizes."""
+    size = step.SIZES[name]
+    assert size.layers == layers
+    size = replace(size, dims=replace(size.dims, batch=4), micro_batches=16)
+    found = size.floor_ms(floors.bandwidth_of("NVIDIA H200"))
+    assert [size.tokens / found[precision] * 1e3 for precision in ("bf16", "fp8")] == pytest.approx(
+        [bf16, fp8], rel=2e-3
+    )
+    assert floors.bandwidth_of("NVIDIA H100 80GB HBM3") < 4e12 and floors.bandwidth_of("NVIDIA A100") is None
+
+
 def test_batches_differ_and_labels_are_the_next_tokens(peer, monkeypatch):
     calls = []
     monkeypatch.setattr(peer, "model", lambda tokens, labels: calls.append((tokens.numpy(), labels.numpy())) or [0])
@@ -52,7 +87,7 @@ def test_batches_differ_and_labels_are_the_next_tokens(peer, monkeypatch):
     assert (calls[0][0] != calls[1][0]).any()
 
 
-@pytest.mark.parametrize("size", [SMALL, OF_QWEN3], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("size", [SMALL, OF_QWEN3, OF_MIXTRAL], ids=["llama", "qwen3", "mixtral"])
 def test_it_trains(size):
     peer = step.PaddleStep(size, backend="paddle", **CPU)
     keep_first_batch(peer)
@@ -172,7 +207,12 @@ def test_each_model_is_compared_with_its_twin_of_tes_pytorch_layers():
     )
     peers = {
         name: dict(
-            status="ok", step_ms=dict(median=ms, min=ms, max=ms), host_us=dict(median=1.0), peak_bytes=1, loss=[1, 1]
+            status="ok",
+            precision="bf16",
+            step_ms=dict(median=ms, min=ms, max=ms),
+            host_us=dict(median=1.0),
+            peak_bytes=1,
+            loss=[1, 1],
         )
         for name, ms in times.items()
     }
