@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
-from tools.benchmark import grouped_gemms, report, timing  # noqa: E402
+from tools.benchmark import expert_kernels, grouped_gemms, report, timing  # noqa: E402
 from tools.benchmark.expert_peers import PEERS, SIZES, ExpertDims, ExpertProblem, PlainExperts  # noqa: E402
 from tools.benchmark.layer import Contest, free_memory, run_sizes, sizes_in_words  # noqa: E402
 from tools.benchmark.peers import exact_results  # noqa: E402
@@ -30,6 +30,8 @@ DEFINITIONS = [
     "warm-up steps.",
     "GEMMs: a call again and again, by events on Paddle's stream. Dense: one GEMM with as many rows, columns and sums, "
     "hence of the same FLOP; of a weight's gradient the dense one writes one expert's gradient.",
+    "Kernels: likewise, each token with experts drawn at random; bytes are those of inputs and results, each once. Of "
+    "a copy: of the speed at which a copy of as many bytes runs.",
 ]
 
 
@@ -39,6 +41,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     parser.add_argument("--no-gemms", dest="gemms", action="store_false", help="leaves the table of GEMMs out")
+    parser.add_argument("--kernels", action="store_true", help="a table of this project's kernels, too")
     timing.add_options(parser, "experts", rounds=5, iterations=10, warmup=3, quick=(1, 3, 2))
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
     return timing.parse_options(parser, argv)
@@ -47,6 +50,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run_size(arguments: argparse.Namespace, clock: Any, dims: ExpertDims) -> dict[str, Any]:
     """Return the results of one size."""
     gemms = grouped_gemms.measure(arguments, dims) if arguments.gemms else {}
+    kernels = expert_kernels.measure(arguments, dims) if arguments.kernels else {}
     problem = ExpertProblem(dims, arguments.seed)
     contest = Contest(problem, arguments, PEERS)
     reference = arguments.peers and exact_results(lambda exact: exact(problem, device=arguments.device), PlainExperts)
@@ -57,7 +61,7 @@ def run_size(arguments: argparse.Namespace, clock: Any, dims: ExpertDims) -> dic
     del reference
     free_memory()
     contest.time(clock, "step_ms", timing.time_steps)
-    return {"dims": asdict(dims), "flops": dims.flops, "peers": contest.rows, "gemms": gemms}
+    return {"dims": asdict(dims), "flops": dims.flops, "peers": contest.rows, "gemms": gemms, "kernels": kernels}
 
 
 def _fastest_torch(peers: dict[str, Any], precision: str) -> dict[str, Any] | None:
@@ -85,7 +89,7 @@ def size_table(name: str, size: dict[str, Any]) -> list[str]:
 
     header = ["", "ms", "over rounds", "TFLOP/s", "of TE's PyTorch", "peak GB", "error y / dx / worst dW"]
     lines = [f"## {name}: {report.describe(size['dims'])}", "", *report.rows(header, peers, row)]
-    return lines + grouped_gemms.table(size["gemms"])
+    return lines + grouped_gemms.table(size["gemms"]) + expert_kernels.table(size.get("kernels", {}))
 
 
 def markdown(result: dict[str, Any]) -> str:

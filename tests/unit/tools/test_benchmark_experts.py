@@ -68,11 +68,14 @@ def test_the_program_writes_layers_and_gemms(monkeypatch, tmp_path, capsys):
     emulated_te.install(monkeypatch.setattr)
     monkeypatch.setitem(experts.SIZES, "mixtral", DIMS)
     chosen = ["--peers", "paddle_te_bf16", "paddle_te_fp8_current", "--sizes", "mixtral", "--device", "cpu", "--quick"]
+    chosen.append("--kernels")
     assert experts.main([*chosen, "--output", str(tmp_path / "found.json")]) == 0
     size = json.loads((tmp_path / "found.json").read_text())["sizes"]["mixtral"]
     assert [row["status"] for row in size["peers"].values()] == ["ok", "ok"]
     assert len(size["gemms"]) == 2 * 2 * 2 * 3 and all(row["grouped_us"] > 0 for row in size["gemms"].values())
+    assert all(row["us"] > 0 and row["bytes"] > 0 for row in size["kernels"].values())
     table = (tmp_path / "found.md").read_text()
+    assert "| gather and cast |" in table
     assert "| paddle_te_fp8_current |" in table and "| fc2 wgrad, fp8, uneven |" in table
 
 
