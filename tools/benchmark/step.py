@@ -27,6 +27,7 @@ from paddle_te.configs.families import FAMILIES  # noqa: E402
 from paddle_te.configs.spec import experts_width  # noqa: E402
 from tools.benchmark import floors, report, timing  # noqa: E402
 from tools.benchmark.expert_peers import te_torch_mixture_layer  # noqa: E402
+from tools.benchmark.experts import choose_libraries  # noqa: E402
 from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
 from tools.benchmark.peers import recipe_of, start_on_paddles, te_torch_angles, te_torch_layer  # noqa: E402
 from tools.benchmark.problem import EPSILON, QWEN3, Dims  # noqa: E402
@@ -744,8 +745,11 @@ def _parts_table(size):
 
 def main(argv=None):
     arguments = parse_arguments(argv)
+    mixed = any(SIZES[name].mixture for name in arguments.sizes)
+    libraries = choose_libraries(arguments.device) if mixed else {}  # grouped GEMMs need a newer cuBLAS
     clock = timing.make_clock(arguments)
     result = report.header("step", argv, DEFINITIONS) | {
+        "native_libraries": libraries,
         "settings": {name: getattr(arguments, name) for name in ("micro_batches", "rounds", "iterations", "warmup")},
     }
 
