@@ -248,9 +248,9 @@ def experts_add_bias_products(dtype, rows, x, token_of, begins, bias, of_rows, t
     at(of_rows, (len(values),), np.float32)[...] += (values * bias[expert_of]).sum(1)
 
 
-def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, amax, scale_inv, tokens, *sizes):
+def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, amax, scale_inv, *others):
     """kernels/experts_cast.cu: each expert's matrix as one of cast_tile.cuh's."""
-    experts, rows, columns = sizes
+    *statistics, tokens, experts, rows, columns = others
     begins = at(begins, (experts + 1,), np.int64) // columns if begins else np.arange(experts + 1) * (rows // experts)
     used, size = begins[-1], np.dtype(form.dtype).itemsize
     values = at(x, (tokens, columns), form.dtype).astype(np.float32) if token_of else at(x, (used, columns), form.dtype)
@@ -261,7 +261,7 @@ def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, a
     for begin, end in zip(begins, begins[1:], strict=False):
         if end > begin:
             places = [place and place + int(begin) * columns for place in (data, transposed)]
-            form.write(values[begin:end].astype(np.float32), *places, scale, amax, unused.ctypes.data)
+            form.write(values[begin:end].astype(np.float32), *places, scale, amax, unused.ctypes.data, *statistics)
     at(scale_inv, (experts,), np.float32)[...] = 1 / at(scale, (1,), np.float32) if scale else 1
 
 

@@ -28,6 +28,7 @@ NUMPY = {
     int(DType.FLOAT8_E5M2): ml_dtypes.float8_e5m2,
 }
 GREATEST = {int(DType.FLOAT8_E4M3): 448.0, int(DType.FLOAT8_E5M2): 57344.0}
+FLOAT8 = {"e4m3": int(DType.FLOAT8_E4M3), "e5m2": int(DType.FLOAT8_E5M2)}
 ELEMENTS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float": np.float32}
 
 
@@ -526,6 +527,9 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if kernel.startswith("mxfp8"):
         name, dtype = kernel.split()
         return globals()[name](ELEMENTS[dtype], *arguments)
+    if kernel.startswith("block_statistics"):
+        _, dtype, float8, square, *_ = kernel.split()
+        return block_statistics(ELEMENTS[dtype], FLOAT8[float8], square == "1", *arguments)
     if "cast_transpose" in kernel:
         name, *defines = kernel.split()
         return globals()[name](Form(*defines[:3]), *arguments)
@@ -827,15 +831,48 @@ class Form:
 
     def __init__(self, dtype, float8, rounded):
         self.dtype, self.rounded = ELEMENTS[dtype], int(rounded)
-        self.float8 = int({"e4m3": DType.FLOAT8_E4M3, "e5m2": DType.FLOAT8_E5M2}[float8])
+        self.float8 = FLOAT8[float8]
 
-    def write(self, values, data, transposed, scale, amax, scale_inv):
+    def write(self, values, data, transposed, scale, amax, scale_inv, statistics=0):
         if self.rounded:
             values = values.astype(self.dtype).astype(np.float32)
+        if statistics:
+            of_scale = at(scale, (1,), np.float32) if scale else np.ones(1, np.float32)
+            count(statistics, values, of_scale, GREATEST[self.float8], NUMPY[self.float8])
+            if not amax:
+                return
         if data or transposed:
             Tensor(data, values.shape, self.float8, transposed, scale, amax, scale_inv).write(values)
         else:
             at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(values).max())
+
+
+def count(record, values, scale, limit, dtype):
+    """kernels/statistics.cuh: of values, float32, under scales that broadcast to them."""
+    fields = at(record, (7,), np.int64)
+    seen = values != 0
+    scaled = np.broadcast_to(np.abs(values) * scale, values.shape)[seen].astype(np.float64)
+    rounded = np.clip(scaled, 0, limit).astype(np.float32).astype(dtype).astype(np.float64)
+    errors = np.where(scaled > 0, np.abs(scaled - rounded) / np.where(scaled > 0, scaled, 1), 1)
+    fields[:4] += [seen.sum(), (rounded == 0).sum(), (scaled > limit * 1.000001).sum(), int(errors.sum() * 2**24)]
+    scale = scale if scale.size == 1 else np.broadcast_to(scale, values.shape)[seen]
+    for i, value in enumerate((np.abs(values).max(), scale.max(initial=0), (1 / scale).max(initial=0)), 4):
+        fields[i] = max(fields[i], int(np.float32(value).view(np.int32)))
+
+
+def block_statistics(dtype, float8, square, x, begins, record, rows, cols, experts, power_2, epsilon, greatest):
+    """kernels/block_statistics.cu."""
+    values = at(x, (rows, cols), dtype).astype(np.float32)
+    if begins:
+        values = values[: at(begins, (experts + 1,), np.int64)[-1] // cols]
+    height, limit = 128 if square else 1, GREATEST[float8]
+    blocks = values.reshape(len(values) // height, height, cols // 128, 128)
+    amax = np.maximum(np.abs(blocks).max((1, 3), keepdims=True), np.uint32(epsilon).view(np.float32))
+    scale = np.divide(np.float32(limit), amax, out=np.ones_like(amax), where=amax > 0)
+    if power_2:
+        scale = np.exp2(np.floor(np.log2(scale)))
+    if values.size:
+        count(record, blocks, scale, limit, NUMPY[float8])
 
 
 class MXFP8:
@@ -965,6 +1002,7 @@ def install(setattr=setattr):
         rope,
         rotation_cast,
         scaling,
+        statistics,
     )
     from paddle_te.ops.te import experts as of_experts
     from paddle_te.ops.te import quantized, runtime
@@ -992,6 +1030,7 @@ def install(setattr=setattr):
         rope,
         rotation_cast,
         scaling,
+        statistics,
     ):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})

@@ -140,7 +140,15 @@ def _quantize_dequantize_together(tensors: Sequence[Tensor], quantizer: Quantize
     amax = functools.reduce(paddle.maximum, map(_amax, tensors))
     quantizer.record_amax(amax)
     scale = quantizer.scale if quantizer.kind == "delayed" else scale_from_amax(amax, quantizer.fp8_max)
-    return [round_to_fp8(x * scale, quantizer.dtype) * divide(1.0, scale) for x in tensors]
+    return [_rounded(x, scale, quantizer) * divide(1.0, scale) for x in tensors]
+
+
+def _rounded(x: Tensor, scale: Tensor, quantizer: Quantizer) -> Tensor:
+    """Return x · scale rounded to fp8, x in float32, and count it where the quantizer has a Record."""
+    rounded = round_to_fp8(x * scale, quantizer.dtype)
+    if quantizer.statistics is not None:
+        quantizer.statistics.add(x.numpy(), scale.numpy(), rounded.numpy(), quantizer.fp8_max)
+    return rounded
 
 
 @paddle.no_grad()
@@ -153,7 +161,9 @@ def quantize_dequantize_blocks(x: Tensor, quantizer: Quantizer, columnwise: bool
     """
     assert isinstance(quantizer.scaling, BlockScaling)
     blocks, scale = _blocks_and_scales(x, quantizer.scaling, columnwise)
-    return (round_to_fp8(blocks * scale, quantizer.dtype) * divide(1.0, scale)).reshape(x.shape)
+    # of the two operands the one along the columns is counted
+    rounded = round_to_fp8(blocks * scale, quantizer.dtype) if columnwise else _rounded(blocks, scale, quantizer)
+    return (rounded * divide(1.0, scale)).reshape(x.shape)
 
 
 def _blocks_and_scales(x: Tensor, scaling: BlockScaling, columnwise: bool = False) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from paddle.distributed.communication.group import Group
 
 from .recipe import FP8_MAX, DelayedScaling
 from .scaling import BlockScaling, TensorScaling
+
+if TYPE_CHECKING:
+    from .statistics import Record
 
 FLOAT32_MAX = 3.4028234663852886e38
 T = TypeVar("T")
@@ -101,6 +104,7 @@ class Quantizer:
     from the tensor itself, and its amax is recorded all the same.
     Under delayed scaling only (else 0): addresses of float32 numbers on the device:
     scale_ptr: read. amax_ptr: accumulates the maximum. scale_inv_ptr: 16-byte aligned, written with 1 / scale.
+    statistics: the Record that the casts of this step add to, None for most steps.
     """
 
     __slots__ = (
@@ -108,6 +112,7 @@ class Quantizer:
         "scale_ptr",
         "amax_ptr",
         "scale_inv_ptr",
+        "statistics",
         "_later_scaling",
         "_first_scaling",
         "_block",
@@ -122,6 +127,7 @@ class Quantizer:
         """first_scaling: as long as its block is fresh. records: False for evaluation, whose amax is lost."""
         self.scaling, self._later_scaling, self._first_scaling = scaling, scaling, first_scaling
         self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
+        self.statistics: Record | None = None
         self._block: Block | None = None
         self._column = 0
         self._records = records
@@ -133,6 +139,16 @@ class Quantizer:
     @property
     def dtype(self) -> str:
         return self.scaling.dtype
+
+    @property
+    def statistics_ptr(self) -> int:
+        """The address of the Record's fields, 0 for none."""
+        return 0 if self.statistics is None else self.statistics.address
+
+    @property
+    def records(self) -> bool:
+        """Whether its scale comes from a history, at the latest after the first step."""
+        return self._block is not None
 
     @property
     def fp8_max(self) -> float:

@@ -28,7 +28,7 @@ class StoredWeight:
     """
 
     kind = "stored"
-    scale_ptr = amax_ptr = 0  # a Quantizer has three addresses, a StoredWeight only scale_inv's
+    scale_ptr = amax_ptr = statistics_ptr = 0  # a Quantizer has these addresses, a StoredWeight only scale_inv's
 
     def __init__(self, recipe: Recipe = DelayedScaling()) -> None:  # noqa: B008, it is immutable
         self.scaling = stored_scaling(recipe)

@@ -12,7 +12,7 @@ from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
-_FLOAT8: dict[int, str] = {DType.FLOAT8_E4M3: "e4m3", DType.FLOAT8_E5M2: "e5m2"}
+FLOAT8: dict[int, str] = {DType.FLOAT8_E4M3: "e4m3", DType.FLOAT8_E5M2: "e5m2"}
 _VECTORS, _PATCH_ROWS = 8, 4  # of a row of a tile, and the rows of which a thread has a vector each
 
 
@@ -20,7 +20,8 @@ class CastTarget(NamedTuple):
     """Where a cast writes.
 
     data, transposed: of a DType in fp8 and of any size, 0 where one is not wanted. amax: float32, raised to the
-    greatest magnitude before scaling. scale_inv: 1 / scale. scale: read; 0 for 1.
+    greatest magnitude before scaling. scale_inv: 1 / scale. scale: read; 0 for 1. statistics: a record of
+    fp8/statistics.py that is added to; 0 for none, and then with another kernel.
     """
 
     data: int
@@ -28,11 +29,22 @@ class CastTarget(NamedTuple):
     scale: int
     amax: int
     scale_inv: int
+    statistics: int = 0
 
     @classmethod
     def only_amax(cls, amax: int) -> CastTarget:
         """Return the target that writes only the amax."""
         return cls(0, 0, 0, amax, 0)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The arguments of a kernel that stand for its TARGET_PARAMETERS."""
+        return self if self.statistics else self[:-1]
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The macros that a kernel is compiled with to take them."""
+        return {"STATISTICS": 1} if self.statistics else {}
 
 
 class Tiling(NamedTuple):
@@ -64,7 +76,7 @@ class Form(NamedTuple):
         """Return the macros that a file of kernels is compiled with for a kernel of this name."""
         return dict(
             ELEMENT=ELEMENTS[self.dtype][0],
-            FLOAT8=_FLOAT8[self.float8],
+            FLOAT8=FLOAT8[self.float8],
             ROUND=int(self.rounded),
             TILE_ROWS=tiling.tile_rows,
             TILES=tiling.tiles,
@@ -106,7 +118,8 @@ def cast_transpose(
     dtype, float8: a Form's.
     """
     kernel = "cast_transpose", "cast.cu", Form(dtype, float8), CAST_TILING
-    launch(te, stream, *kernel, [(rows, cols)], (x, *target, rows, cols), {"MATRICES": 1})
+    arguments = x, *target.arguments, rows, cols
+    launch(te, stream, *kernel, [(rows, cols)], arguments, {"MATRICES": 1, **target.defines})
 
 
 def cast_transpose_both(
@@ -117,7 +130,10 @@ def cast_transpose_both(
     dtype: int,
     float8: int,
 ) -> None:
-    """Do `cast_transpose` of two matrices by one kernel. first, second: (x, target, rows, cols) of each."""
+    """Do `cast_transpose` of two matrices by one kernel, without statistics.
+
+    first, second: (x, target, rows, cols) of each.
+    """
     kernel, both = ("cast_transpose_both", "cast.cu", Form(dtype, float8), CAST_TILING), (first, second)
-    arguments = [number for x, target, *size in both for number in (x, *target, *size)]
+    arguments = [number for x, target, *size in both for number in (x, *target.arguments, *size)]
     launch(te, stream, *kernel, [(rows, cols) for _, _, rows, cols in both], arguments, {"MATRICES": 2})

@@ -133,8 +133,8 @@ def cast_transpose(
     """Cast Rows to fp8, each expert's matrix with its transposed copy. target: a casts.CastTarget, whose scale_inv is
     not written; scale_inv: float32 [experts], all 1 / scale. dtype, float8: a Form's."""
     kernel = "experts_cast_transpose", "experts_cast.cu", Form(dtype, float8), CAST_TILING
-    given = *rows[:3], *target[:4], scale_inv, *rows[3:7]
-    casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, {})
+    given = *rows[:3], *target._replace(scale_inv=scale_inv).arguments, *rows[3:7]
+    casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, target.defines)
 
 
 def add_bias(te: Shim, stream: Stream, rows: Rows, bias: int, prob_of: int, dtype: int) -> None:

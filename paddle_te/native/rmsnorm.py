@@ -67,5 +67,5 @@ def cast_transpose(
 ) -> None:
     """Write x · rsigma · gamma, cast to fp8 with its transposed copy. dtype, float8, rounded: a Form's."""
     cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
-    arguments = x, gamma, rsigma, *target, rows, hidden, zero_centered
-    casts.launch(te, stream, *cast, [(rows, hidden)], arguments, {})
+    arguments = x, gamma, rsigma, *target.arguments, rows, hidden, zero_centered
+    casts.launch(te, stream, *cast, [(rows, hidden)], arguments, target.defines)

@@ -82,6 +82,8 @@ def _launch(
     form: Form,
     more: More,
 ) -> None:
-    arguments = dy, z, more.stored, more.again, more.plain, *target, rows, cols
+    arguments = dy, z, more.stored, more.again, more.plain, *target.arguments, rows, cols
     kernel = NAMES[function], "swiglu.cu", form, TILINGS[function]
-    casts.launch(te, stream, *kernel, [(rows, cols)], arguments, {"FUNCTION": function} | more.defines(z))
+    casts.launch(
+        te, stream, *kernel, [(rows, cols)], arguments, {"FUNCTION": function} | more.defines(z) | target.defines
+    )

@@ -40,22 +40,20 @@ __device__ void cast(const Matrix& of, unsigned block) {
 
 #if MATRICES == 1
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
-    NAME(const ELEMENT* x, unsigned char* data, unsigned char* transposed, const float* scale, float* amax,
-         float* scale_inv, long long rows, long long columns) {
-  cast({x, {data, transposed, scale, amax, scale_inv}, rows, columns}, blockIdx.x);
+    NAME(const ELEMENT* x, TARGET_PARAMETERS, long long rows, long long columns) {
+  cast({x, TARGET(nullptr), rows, columns}, blockIdx.x);
 }
 #else
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
-    NAME(const ELEMENT* x, unsigned char* data, unsigned char* transposed, const float* scale, float* amax,
-         float* scale_inv, long long rows, long long columns, const ELEMENT* x2, unsigned char* data2,
-         unsigned char* transposed2, const float* scale2, float* amax2, float* scale_inv2, long long rows2,
-         long long columns2) {
+    NAME(const ELEMENT* x, TARGET_PARAMETERS, long long rows, long long columns, const ELEMENT* x2,
+         unsigned char* data2, unsigned char* transposed2, const float* scale2, float* amax2, float* scale_inv2,
+         long long rows2, long long columns2) {
   const unsigned blocks = blocks_of<kTilesWidth<ELEMENT>>(rows, columns);
   unsigned block = blockIdx.x;
   if (block >= blocks) {  // each number by itself: structs to choose from would lie in memory
     block -= blocks, x = x2, rows = rows2, columns = columns2;
     data = data2, transposed = transposed2, scale = scale2, amax = amax2, scale_inv = scale_inv2;
   }
-  cast({x, {data, transposed, scale, amax, scale_inv}, rows, columns}, block);
+  cast({x, TARGET(nullptr), rows, columns}, block);
 }
 #endif

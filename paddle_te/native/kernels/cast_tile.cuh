@@ -13,13 +13,29 @@
 // The kernels' Python modules define TILE_ROWS, rows of a tile; TILES, tiles beside each other that a block computes;
 // BAND, rows of tiles that blocks beside each other compute; BLOCKS_PER_SM, which limits registers; and ELEMENT, FLOAT8
 // and ROUND, arguments of templates (native/casts.py). PLAIN, by default 0: whether the numbers are written in the
-// inputs' type, too, so that data, transposed and amax may all be 0.
+// inputs' type, too, so that data, transposed and amax may all be 0. STATISTICS, by default 0: whether a record of
+// statistics.cuh is added to; then, too, all else may be 0. Kernels have TARGET_PARAMETERS, and make a Target of
+// TARGET.
 #pragma once
 
-#include "types.cuh"
+#include "statistics.cuh"
 
 #ifndef PLAIN
 #define PLAIN 0
+#endif
+#ifndef STATISTICS
+#define STATISTICS 0
+#endif
+
+#define TARGET_PARAMETERS \
+  unsigned char *data, unsigned char *transposed, const float *scale, float *amax, float *scale_inv STATISTICS_PARAMETER
+#define TARGET(plain) {data, transposed, scale, amax, scale_inv, plain, STATISTICS_ARGUMENT}
+#if STATISTICS
+#define STATISTICS_PARAMETER , Counter* statistics
+#define STATISTICS_ARGUMENT statistics
+#else
+#define STATISTICS_PARAMETER
+#define STATISTICS_ARGUMENT nullptr
 #endif
 
 constexpr int kPatchRows = 4, kVectors = 8;  // of a row of a tile: 128 bytes of an input
@@ -83,11 +99,13 @@ __device__ Place first_of_block(long long rows, long long columns, unsigned bloc
 
 // What is written. data [rows, kOutputs columns] and transposed, its transpose, are 0 where they are not wanted. scale:
 // 0 for 1; amax, which is raised; scale_inv: 0, or 1 / scale is written. plain: Element [rows, kOutputs columns].
+// statistics: a record.
 struct Target {
   unsigned char *data, *transposed;
   const float* scale;
   float *amax, *scale_inv;
   void* plain;
+  Counter* statistics;
 };
 
 // Casts this block's tiles of a Source whose matrix has so many rows and columns, multiples of 16; first: of
@@ -118,6 +136,10 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
   const long long row = first.row + patch * kPatchRows;
   const float factor = target.scale ? *target.scale : 1.f;
   float max = 0;
+#if STATISTICS
+  Counts counts;
+  counts.scale = factor, counts.scale_inv = 1.f / factor;
+#endif
   for (int t = 0; t < TILES; t++) {
     const long long first_column = first.column + t * kTileWidth<T>, column = first_column + vector * size;
     if (t) __syncthreads();  // the tile before has been stored
@@ -141,10 +163,12 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
 #endif
 #pragma unroll
         for (int o = 0; o < outputs; o++) {
+          float unscaled[size];
 #pragma unroll
           for (int j = 0; j < size; j++) {
             if constexpr (kRound) y[o][j] = rounded<T>(y[o][j]);
             max = fmaxf(fabsf(y[o][j]), max);
+            unscaled[j] = y[o][j];
             y[o][j] *= factor;
           }
 #pragma unroll
@@ -152,6 +176,12 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
             const float* four = y[o] + 4 * w;
             const unsigned low = Float8::pack(four[0], four[1]), high = Float8::pack(four[2], four[3]);
             patches[o][w][i] = out[o].words[w] = low | high << 16;
+#if STATISTICS
+            float numbers[4];
+            Float8::unpack(low, numbers[0], numbers[1]);
+            Float8::unpack(high, numbers[2], numbers[3]);
+            for (int j = 0; j < 4; j++) counts.see<Float8>(unscaled[4 * w + j], four[j], numbers[j]);
+#endif
           }
         }
         if (target.data)
@@ -178,7 +208,10 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
                 tile[o][place_of_chunk(v, c, chunk)];
         }
   }
-  if (PLAIN && !target.amax) return;
+#if STATISTICS
+  counts.add_to(target.statistics);
+#endif
+  if ((PLAIN || STATISTICS) && !target.amax) return;
   const unsigned of_warp = __reduce_max_sync(0xffffffff, __float_as_uint(max));  // floats >= 0 are ordered as ints
   if (threadIdx.x % 32 == 0) greatest[threadIdx.x / 32] = of_warp;
   __syncthreads();

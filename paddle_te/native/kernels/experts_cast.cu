@@ -59,9 +59,8 @@ __device__ long long expert_at(const long long* begins, long long experts, long 
 // begins [experts + 1]: where the experts' rows begin, times `columns`; null where each expert has `rows / experts`.
 // What is behind the last one's is neither read nor written. scale_inv [experts] gets 1 / scale.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
-    NAME(const ELEMENT* x, const int* token_of, const long long* begins, unsigned char* data, unsigned char* transposed,
-         const float* scale, float* amax, float* scale_inv, long long tokens, long long experts, long long rows,
-         long long columns) {
+    NAME(const ELEMENT* x, const int* token_of, const long long* begins, TARGET_PARAMETERS, long long tokens,
+         long long experts, long long rows, long long columns) {
   __shared__ long long first_of_chunk[kChunks], rows_of_chunk[kChunks];
   const Place place = first_of_block<kTilesWidth<ELEMENT>>(rows, columns);
   const long long used = begins ? begins[experts] / columns : rows;
@@ -74,7 +73,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
   }
   __syncthreads();
   const ExpertRows<ELEMENT> source{x, token_of, tokens, columns, place.row, first_of_chunk, rows_of_chunk};
-  const Target target{data, transposed, scale, amax, nullptr, nullptr};
+  Target target TARGET(nullptr);
+  target.scale_inv = nullptr;
   cast_tiles<FLOAT8, ROUND>(source, target, place, used, columns);
   if (blockIdx.x == 0 && scale_inv)
     for (long long i = threadIdx.x; i < experts; i += blockDim.x) scale_inv[i] = 1.f / (scale ? *scale : 1.f);

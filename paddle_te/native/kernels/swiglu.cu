@@ -134,10 +134,9 @@ struct Activation {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
-    NAME(const ELEMENT* dy, const ELEMENT* z, unsigned char* stored, ELEMENT* again, ELEMENT* plain,
-         unsigned char* data, unsigned char* transposed, const float* scale, float* amax, float* scale_inv,
+    NAME(const ELEMENT* dy, const ELEMENT* z, unsigned char* stored, ELEMENT* again, ELEMENT* plain, TARGET_PARAMETERS,
          long long rows, long long columns) {
   const Place first = first_of_block<kTilesWidth<ELEMENT>>(rows, columns);
   const Activation<ELEMENT, FUNCTION> source{dy, z, stored, stored + rows * 2 * columns, again, columns};
-  cast_tiles<FLOAT8, ROUND>(source, Target{data, transposed, scale, amax, scale_inv, plain}, first, rows, columns);
+  cast_tiles<FLOAT8, ROUND>(source, Target TARGET(plain), first, rows, columns);
 }

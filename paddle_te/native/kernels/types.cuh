@@ -33,18 +33,30 @@ __device__ float approximate_reciprocal(float x) {
 }
 
 // fp8: pack's low byte is of the first number. Rounded to nearest even, and to the greatest number instead of infinity,
-// as Transformer Engine does.
+// as Transformer Engine does. unpack: the numbers of such a pair.
 struct e4m3 {
+  static constexpr float kGreatest = 448;
   __device__ static unsigned short pack(float low, float high) {
     unsigned short bits;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
     return bits;
   }
+  __device__ static void unpack(unsigned short bits, float& low, float& high) {
+    unsigned halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bits));
+    low = to_float(float16{static_cast<unsigned short>(halves)});
+    high = to_float(float16{static_cast<unsigned short>(halves >> 16)});
+  }
 };
 struct e5m2 {
+  static constexpr float kGreatest = 57344;
   __device__ static unsigned short pack(float low, float high) {
     unsigned short bits;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
     return bits;
+  }
+  __device__ static void unpack(unsigned short bits, float& low, float& high) {
+    low = to_float(float16{static_cast<unsigned short>(bits << 8)});  // its upper half
+    high = to_float(float16{static_cast<unsigned short>(bits & 0xff00)});
   }
 };

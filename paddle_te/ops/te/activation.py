@@ -66,6 +66,8 @@ def activated(
     if quantizers is not None and cast_in_kernels(quantizers):
         quantized = new_float8(rt, shape, quantizers.input, pieces)
         activate(hidden.native, quantized.native, rt.stream)
+        if quantized.counts:
+            quantized.count(rt, _activated_plain(rt, hidden, code, activation))
         return quantized
     act = rt.new_matrix(shape, hidden.memory.dtype, code)
     activate(hidden.native, act.native, rt.stream)
@@ -144,6 +146,8 @@ def activation_backward(
     hidden, grad8 = _in_16_bits(rt, hidden), new_float8(rt, hidden.shape, quantizers.grad_output)
     operands = dact.native, hidden.native, grad8.native
     getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
+    if grad8.counts:
+        grad8.count(rt, activation_backward_plain(rt, dact, hidden, activation, dtype, code))
     return grad8
 
 

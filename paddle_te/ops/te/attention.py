@@ -371,7 +371,9 @@ class _Rotation:
     def casts(self, heads: _Heads, quantizers: Sequence[RecordedQuantizers]) -> bool:
         """Return whether `forward_in_fp8` is there instead of `forward` and a cast. quantizers: attention's."""
         of_qkv = quantizers[0].input
-        return not self.stays(heads) and not self.settings.over_all and kernel_choice.rotation_cast(of_qkv)
+        counts = of_qkv.statistics_ptr  # which the kernel does not
+        at_once = not self.stays(heads) and not self.settings.over_all and not counts
+        return at_once and kernel_choice.rotation_cast(of_qkv)
 
     def forward_in_fp8(self, rt: Runtime, heads: _Heads, qkv: Memory, target: Float8QKV) -> None:
         """Write normed and rotated q and k, and v, in fp8."""

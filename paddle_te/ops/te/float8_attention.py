@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import paddle
 
-from paddle_te.native import Mask, scaling
+from paddle_te.native import Mask, scaling, statistics
+from paddle_te.native.casts import Form
 from paddle_te.native.library import cudnn_version
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.quantized import FP8
@@ -34,6 +35,8 @@ class Quantizer(Protocol):
     def amax_ptr(self) -> int: ...
     @property
     def scale_inv_ptr(self) -> int: ...
+    @property
+    def statistics_ptr(self) -> int: ...
 
 
 class QuantizersOfOne(Protocol):
@@ -195,6 +198,17 @@ def _quantize(rt: Runtime, pairs: Sequence[tuple[Any, Any]], quantizer: Quantize
         of_each[0].set_scale(rt, slots[0])
     for target, source in pairs:
         rt.te.quantize(source, target, rt.stream)
+    if quantizer.statistics_ptr:
+        _count(rt, [source for _, source in pairs], _Factors.of(quantizer, slots[0], slots[0]), quantizer)
+
+
+def _count(rt: Runtime, sources: Iterable[Any], factors: _Factors, quantizer: Quantizer) -> None:
+    """Count what became of 16-bit tensors that were cast under one scale."""
+    for source in sources:
+        form = Form(source.dtype, FP8[quantizer.dtype])
+        sizes = math.prod(source.shape[:-1]), source.shape[-1]
+        given = source.data_ptr, factors.scale_ptr, quantizer.statistics_ptr, *sizes, form
+        statistics.of_cast(rt.te, rt.stream, *given)
 
 
 def _run_with_amaxes(

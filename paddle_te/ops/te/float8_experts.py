@@ -11,8 +11,8 @@ from typing import Any, Self
 import paddle
 
 from paddle_te.fp8.scaling import BLOCK, BlockScaling
-from paddle_te.native import experts
-from paddle_te.native.casts import CastTarget
+from paddle_te.native import experts, statistics
+from paddle_te.native.casts import CastTarget, Form
 from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Float8Matrix, Pieces, new_pieces
 from paddle_te.ops.te.recording import Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 
@@ -87,6 +87,9 @@ class BlockOperand(BlockMatrix):
         scaling, given = self._scaling, (self.experts, rows.counts, rows.begins)
         options = scaling.power_2_scale, scaling.amax_epsilon
         rt.te.quantize_grouped_blocks(source, self.native, *given, *options, rt.stream)
+        x = gathered.data_ptr() if rows.token_of else rows.x
+        part = statistics.Part(rows.begins, rows.experts if rows.begins else 0)
+        self._count(rt, x, Form(code, FP8[self.quantizer.dtype]), part)
         return self
 
 

@@ -329,6 +329,10 @@ def _normed_rows(
         if x.casts(rt, quantizers.input):
             x.forward_in_fp8(rt, rows8, statistics, copies and _adds(tp))
             return rows8
+    if rows8.counts:
+        rows = rt.new_matrix(shape, x.dtype, x.code)
+        x.forward(rt, rows.native)
+        rows8.count(rt, rows)
     x.forward(rt, rows8.native, statistics)
     return rows8
 

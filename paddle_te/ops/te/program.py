@@ -243,7 +243,7 @@ class Program:
             memories[index], bases[index] = tensor, tensor.data_ptr()
         for place, of_call in zip(self.inputs.quantizers, quantizers, strict=True):
             if place is not None and of_call is not None and place.factors:
-                bases[place.factors.start : place.factors.stop] = factor_pointers(of_call)
+                bases[place.factors.start : place.factors.stop] = factor_pointers(of_call, place.statistics)
         return memories, bases
 
 

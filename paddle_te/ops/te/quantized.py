@@ -12,7 +12,7 @@ from paddle.distributed.communication.group import Group
 
 from paddle_te.fp8 import BlockScaling, StoredWeight
 from paddle_te.fp8.scaling import BLOCK, StoredScaling, TensorScaling
-from paddle_te.native import DType, ScalingMode, casts, column_sums, scaling
+from paddle_te.native import DType, ScalingMode, casts, column_sums, scaling, statistics
 from paddle_te.native.casts import CastTarget
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.te import kernel_choice, runtime
@@ -167,12 +167,31 @@ class Float8Matrix:
         """Quantize a Matrix. dbias: a native tensor for the sum of its rows."""
         if dbias is not None:
             rt.te.quantize_dbias(source.native, self.native, dbias, rt.stream)  # in the same pass
+            self.count(rt, source)
         elif kernel_choice.cast():
             dtypes = source.native.dtype, FP8[self.quantizer.dtype]
             casts.cast_transpose(rt.te, rt.stream, source.memory.data_ptr(), self._target(), *self.shape, *dtypes)
         else:
             rt.te.quantize(source.native, self.native, rt.stream)
+            self.count(rt, source)
         return self
+
+    @property
+    def counts(self) -> bool:
+        """Whether what becomes of its numbers is counted in this step."""
+        return bool(self.quantizer.statistics_ptr)
+
+    def count(self, rt: Runtime, source: Matrix) -> None:
+        """Count what became of a Matrix that one of TE's functions has cast. Our own kernels count for themselves.
+
+        Its scale must be known by now.
+        """
+        if self.counts:
+            x, (scale, _), record = source.memory.data_ptr(), self._scale_and_amax(), self.quantizer.statistics_ptr
+            statistics.of_cast(rt.te, rt.stream, x, scale, record, *self.shape, self._form(source))
+
+    def _form(self, source: Matrix) -> casts.Form:
+        return casts.Form(source.native.dtype, FP8[self.quantizer.dtype])
 
     def fill_by(self, rt: Runtime, cast: Callable[[CastTarget, bool], None]) -> Self:
         """Quantize what `cast` computes. Not with block scaling.
@@ -184,7 +203,8 @@ class Float8Matrix:
         return self
 
     def _target(self) -> CastTarget:
-        return CastTarget(self._data, self._transpose, *self._scale_and_amax(), self._scale_inv)
+        factors = *self._scale_and_amax(), self._scale_inv
+        return CastTarget(self._data, self._transpose, *factors, self.quantizer.statistics_ptr)
 
     def drop_data(self, rt: Runtime) -> None:
         """Let go of the rowwise data: backward reads the transposed copy only."""
@@ -327,7 +347,18 @@ class BlockMatrix(Float8Matrix):
         if dbias is not None:
             addresses = source.native.data_ptr, dbias.data_ptr
             column_sums.column_sums(rt.te, rt.stream, *addresses, *self.shape, source.native.dtype)
+        self.count(rt, source)
         return self
+
+    def count(self, rt: Runtime, source: Matrix) -> None:
+        self._count(rt, source.memory.data_ptr(), self._form(source))
+
+    def _count(self, rt: Runtime, x: int, form: casts.Form, part: statistics.Part | None = None) -> None:
+        """Count the numbers at an address, or a part of them."""
+        if self.counts:
+            scaling, given = self._scaling, (x, self.quantizer.statistics_ptr, *self.shape, form)
+            blocks = scaling.block_scaling_dim == 2, scaling.power_2_scale, scaling.amax_epsilon
+            statistics.of_blocks(rt.te, rt.stream, *given, statistics.Blocks(*blocks), part or statistics.Part())
 
 
 class StoredMatrix(Float8Matrix):
@@ -476,7 +507,7 @@ def quantized_together(
     quantizers: of the GEMM of each. columnwise: whether there is a backward.
 
     [None, None] where that is not what `quantized_weight` does with each: where scales are not known before, a weight
-    is in fp8 already, its copy is kept, or TE's function casts.
+    is in fp8 already, its copy is kept, TE's function casts, or statistics are counted.
     """
     pairs = [(weight, q) for weight, q in zip(weights, quantizers, strict=True) if q is not None and _casts_anew(q)]
     if len(pairs) < len(weights) or not kernel_choice.cast():
@@ -494,7 +525,8 @@ def quantized_together(
 
 
 def _casts_anew(quantizers: RecordedQuantizers) -> bool:
-    return quantizers.weight.kind == "delayed" and quantizers.update_weight and not quantizers.keeps_weight
+    once = quantizers.update_weight and not quantizers.keeps_weight
+    return quantizers.weight.kind == "delayed" and once and not quantizers.weight.statistics_ptr
 
 
 def check_block_scaling() -> None:

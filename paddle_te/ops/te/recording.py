@@ -234,7 +234,8 @@ class QuantizerSpec(NamedTuple):
 
     input, weight, grad_output: its quantizers' scalings. same_scales: whether all tensor parallel ranks quantize alike,
     so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them. records: whether
-    there are amax histories, as under delayed scaling, whose first step may be of kind "current".
+    there are amax histories, as under delayed scaling, whose first step may be of kind "current". statistics: whether
+    casts add to records of fp8/statistics.py.
     """
 
     input: TensorScaling | BlockScaling
@@ -244,6 +245,7 @@ class QuantizerSpec(NamedTuple):
     keeps_weight: bool
     same_scales: bool
     records: bool
+    statistics: bool
 
     @classmethod
     def of(cls, quantizers: GemmQuantizers, tp: Any) -> QuantizerSpec:
@@ -252,7 +254,7 @@ class QuantizerSpec(NamedTuple):
         scalings = of_input, quantizers.weight.scaling, quantizers.grad_output.scaling
         same_scales = of_input.kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
         update, keeps, records = quantizers.update_weight, quantizers.keeps_weight, quantizers.input.amax_ptr != 0
-        return cls(*scalings, update, keeps, same_scales, records)
+        return cls(*scalings, update, keeps, same_scales, records, quantizers.input.statistics is not None)
 
 
 @lru_cache
@@ -271,13 +273,14 @@ class RecordedQuantizer:
     scale_ptr: int = 0
     amax_ptr: int = 0
     scale_inv_ptr: int = 0
+    statistics_ptr: int = 0
 
 
 class RecordedQuantizers:
     """Stand in the place of a GemmQuantizers.
 
     factors: the indices that stand for numbers which lie elsewhere in each call (`factor_pointers`): all of delayed
-    scaling's, and the scale_inv of a weight that exists in fp8 only.
+    scaling's, the scale_inv of a weight that exists in fp8 only, and the records of a step with statistics.
     cached_weight: the Placeholder of the tensor that the kept fp8 weight lies in, None where there is none.
     """
 
@@ -291,20 +294,28 @@ class RecordedQuantizers:
             for scaling in (spec.input, spec.weight, spec.grad_output)
         ]
         stored = self.weight.kind == "stored"
-        for quantizer in quantizers if spec.records or stored else ():
+        self.statistics = spec.statistics
+        for quantizer in quantizers if spec.records or stored or spec.statistics else ():
             for name in ("scale_ptr", "amax_ptr", "scale_inv_ptr"):
                 address = recorder.placeholder().data_ptr()
                 if spec.records or quantizer.kind == "stored":
                     setattr(quantizer, name, address)
+        for quantizer in quantizers if spec.statistics else ():
+            address = recorder.placeholder().data_ptr()
+            quantizer.statistics_ptr = 0 if quantizer.kind == "stored" else address
         self.factors = range(first, recorder.count)
         self.cached_weight: Placeholder | None = None if spec.update_weight or stored else recorder.placeholder()
 
 
-def factor_pointers(quantizers: GemmQuantizers) -> tuple[int, ...]:
-    """Return the addresses of a GemmQuantizers' numbers, in the order of `RecordedQuantizers.factors`."""
+def factor_pointers(quantizers: GemmQuantizers, statistics: bool = False) -> tuple[int, ...]:
+    """Return the addresses of a GemmQuantizers' numbers, in the order of `RecordedQuantizers.factors`.
+
+    statistics: whether those of the records are among them.
+    """
     i, w, g = quantizers.input, quantizers.weight, quantizers.grad_output
     return (
         i.scale_ptr, i.amax_ptr, i.scale_inv_ptr,
         w.scale_ptr, w.amax_ptr, w.scale_inv_ptr,
         g.scale_ptr, g.amax_ptr, g.scale_inv_ptr,
+        *((i.statistics_ptr, w.statistics_ptr, g.statistics_ptr) if statistics else ()),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from paddle_te.native import DType, casts
+from paddle_te.native import DType, casts, statistics
 from tests.unit.native.cuda_on_cpu import OnCPU
 
 FLOAT8 = {
@@ -24,7 +24,8 @@ class CastsOnCPU:
         self._compiled = functools.cache(lambda file, defines: OnCPU(gxx, new_folder("casts"), file, **dict(defines)))
 
     def install(self, monkeypatch):
-        monkeypatch.setattr(casts, "kernel", lambda *key, **defines: (*key, defines))
+        for module in (casts, statistics):
+            monkeypatch.setattr(module, "kernel", lambda *key, **defines: (*key, defines))
 
     def launch(self, kernel, grid, block, shared, stream, *arguments):
         name, file, capability, defines = kernel

@@ -43,6 +43,15 @@ static void atomicMax(int* at, int value) {
   std::lock_guard<std::mutex> guard(mutex);
   *at = value > *at ? value : *at;
 }
+static std::mutex counting;
+static void atomicMax(unsigned long long* at, unsigned long long value) {
+  std::lock_guard<std::mutex> guard(counting);
+  *at = value > *at ? value : *at;
+}
+static void atomicAdd(unsigned long long* at, unsigned long long value) {
+  std::lock_guard<std::mutex> guard(counting);
+  *at += value;
+}
 struct uint4 { unsigned x, y, z, w; };
 static void __stcs(uint4* at, const uint4& value) { *at = value; }
 static float rsqrtf(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
@@ -52,6 +61,14 @@ static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of
   __syncthreads();
   const unsigned* warp = of_threads + threadIdx.x / 32 * 32;
   value = *std::max_element(warp, warp + 32);
+  __syncthreads();
+  return value;
+}
+static unsigned __reduce_add_sync(unsigned, unsigned value) {  // all threads of a block call it
+  of_threads[threadIdx.x] = value;
+  __syncthreads();
+  value = 0;
+  for (int i = 0; i < 32; i++) value += of_threads[threadIdx.x / 32 * 32 + i];
   __syncthreads();
   return value;
 }
@@ -75,6 +92,13 @@ static float __shfl_xor_sync(unsigned mask, float value, int lanes) {  // all th
 }
 template <int mantissa, int bias, int greatest>  // greatest: the bits of the greatest number
 struct Float8 {
+  static constexpr float kGreatest = mantissa == 3 ? 448 : 57344;
+  static float number(unsigned bits) {
+    const int exponent = bits >> mantissa & (0x7f >> mantissa), fraction = bits & ((1 << mantissa) - 1);
+    const double size = ldexp(fraction + (exponent ? 1 << mantissa : 0), (exponent ? exponent : 1) - bias - mantissa);
+    return bits & 0x80 ? -size : size;
+  }
+  static void unpack(unsigned short bits, float& low, float& high) { low = number(bits & 0xff), high = number(bits >> 8); }
   static unsigned of(float x) {
     const unsigned sign = signbit(x) ? 0x80 : 0;
     if (x != x) return sign | 0x7f;

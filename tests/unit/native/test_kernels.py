@@ -14,10 +14,15 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
         ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU", STORED=0, PLAIN=0, AGAIN=0)),
         ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU", STORED=1, PLAIN=0, AGAIN=0)),
         ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU", STORED=2, PLAIN=1, AGAIN=1)),
+        ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU", STORED=0, PLAIN=0, AGAIN=0, STATISTICS=1)),
     ],
-    "experts_cast.cu": [("experts_cast", experts.CAST_TILING, {})],
-    "cast.cu": [("cast", casts.CAST_TILING, dict(MATRICES=matrices)) for matrices in (1, 2)],
-    "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, {})],
+    "experts_cast.cu": [("experts_cast", experts.CAST_TILING, more) for more in ({}, dict(STATISTICS=1))],
+    "cast.cu": [
+        ("cast", casts.CAST_TILING, more)
+        for more in (dict(MATRICES=1), dict(MATRICES=2), dict(MATRICES=1, STATISTICS=1))
+    ],
+    "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, more) for more in ({}, dict(STATISTICS=1))],
+    "block_statistics.cu": [("blocks", casts.CAST_TILING, dict(SQUARE=square)) for square in (0, 1)],
 }
 
 STATISTICS, MXFP8 = "rmsnorm_statistics.cu", "mxfp8.cu"
