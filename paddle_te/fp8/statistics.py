@@ -83,13 +83,11 @@ class Record:
 def counted(x: Floats, scale: Floats, rounded: Floats, greatest: float) -> Counters:
     """Return the fields for numbers x, which became `rounded` once they were multiplied with `scale`."""
     size, most = np.abs(x), np.finfo(np.float32).max
-    whole = scale.size == 1
     seen = (size > 0) & (size <= most)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = np.minimum(size * scale, most)
         errors = np.where(scaled > 0, np.abs(scaled - np.abs(rounded)) / scaled, 1)
-    of_blocks = np.broadcast_to(np.isfinite(x) & seen, x.shape)
-    scales = np.broadcast_to(scale, x.shape)[of_blocks] if not whole else scale.ravel()
+    scales = scale.ravel() if scale.size == 1 else np.broadcast_to(scale, x.shape)[seen]
     sums = [seen, seen & (rounded == 0), seen & (scaled > greatest * TOLERANCE)]
     error = int(errors[seen].sum(dtype=np.float64) * ERROR_UNIT)
     maxima = [np.nanmax(size, initial=0), scales.max(initial=0), (1 / scales).max(initial=0)]

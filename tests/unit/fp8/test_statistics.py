@@ -31,7 +31,7 @@ def emulated(monkeypatch):
 
 
 def drawn(random, shape):
-    """Numbers of which some are zero and some vanish under any scale; a row and a column are greater than the others."""
+    """Numbers of which some are zero and some vanish under any scale; a row and a column are greater."""
     x = random.standard_normal(shape) * np.exp2(random.integers(-28, 1, shape))
     x[random.random(shape) < 0.1] = 0
     x[3] *= 64
@@ -79,7 +79,7 @@ def test_beside_numpy(seed, name, backend):
     tensors = {tensor: drawn(random, shape) for tensor, shape in tensors.items()}
     recorder, grown = Recorder(fp8.name_modules(layer)), 1.0
     if name == "delayed":
-        for scale in (1, 1):
+        for _ in range(2):
             layer.weight.set_value(paddle.to_tensor(tensors["weight"]).astype(dtype))
             step(layer, tensors["input"], tensors["grad_output"], dtype, recipe)
         grown = 4.0

@@ -98,7 +98,9 @@ struct Float8 {
     const double size = ldexp(fraction + (exponent ? 1 << mantissa : 0), (exponent ? exponent : 1) - bias - mantissa);
     return bits & 0x80 ? -size : size;
   }
-  static void unpack(unsigned short bits, float& low, float& high) { low = number(bits & 0xff), high = number(bits >> 8); }
+  static void unpack(unsigned short bits, float& low, float& high) {
+    low = number(bits & 0xff), high = number(bits >> 8);
+  }
   static unsigned of(float x) {
     const unsigned sign = signbit(x) ? 0x80 : 0;
     if (x != x) return sign | 0x7f;
