@@ -11,6 +11,7 @@ SIZES = dict(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=64,
 )  # fmt: skip
+GRANITE = dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=6.0)
 GEMMA = dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=24)
 LONG = dict(type="longrope", short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0])
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
@@ -52,6 +53,15 @@ MODELS = {
         intermediate_size=32,
         router_aux_loss_coef=0.0,
     ),
+    "granite": dict(model_type="granite", tie_word_embeddings=True, rms_norm_eps=1e-3) | GRANITE,
+    "granitemoe": dict(
+        model_type="granitemoe",
+        intermediate_size=32,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        router_aux_loss_coef=0.0,
+    )
+    | GRANITE,
     # as Phi-4-mini: it goes from one list of factors to the other while it generates
     "phi3-long": dict(
         model_type="phi3",

@@ -8,6 +8,8 @@ from paddle_te.configs.families import (
     GEMMA3,
     GLM4,
     GPT,
+    GRANITE,
+    GRANITE_MOE,
     MISTRAL,
     MIXTRAL,
     OLMOE,
@@ -28,7 +30,8 @@ VOCABULARY = TINY["vocab_size"]
 TE_FAMILIES = tuple(FAMILIES)
 # Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
 # token's output makes a step.
-MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE))
+MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE))
+MULTIPLIED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.125, logits_scaling=2.0)
 FEW = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)
 # What a family has that Llama has not, beside its biases.
 OWN = {
@@ -46,6 +49,8 @@ OWN = {
     QWEN2_MOE.model_type: FEW | dict(shared_expert_intermediate_size=96),
     QWEN3_MOE.model_type: FEW,
     OLMOE.model_type: dict(num_experts=8, num_experts_per_tok=2),
+    GRANITE.model_type: MULTIPLIED,
+    GRANITE_MOE.model_type: MULTIPLIED | dict(num_local_experts=8),
     GPT.model_type: GPTS,
 }
 

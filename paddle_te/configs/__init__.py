@@ -44,7 +44,8 @@ MODEL_VALUES = (
     "hidden_activation num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
     "shared_expert_intermediate_size decoder_sparse_step mlp_only_layers partial_rotary_factor "
     "original_max_position_embeddings rope_local_base_freq sliding_window_pattern layer_types query_pre_attn_scalar "
-    "attn_logit_softcapping final_logit_softcapping"
+    "attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier "
+    "logits_scaling"
 ).split()
 
 

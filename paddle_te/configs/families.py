@@ -73,6 +73,8 @@ MIXTRAL = Family("mixtral", "Mixtral", names="mixtral", window=True)
 QWEN2_MOE = Family("qwen2_moe", "Qwen2Moe", biases="qkv", names="shared_experts")
 QWEN3_MOE = Family("qwen3_moe", "Qwen3Moe", qk_norm="head", names="experts")
 OLMOE = Family("olmoe", "Olmoe", qk_norm="all", names="experts")
+GRANITE = Family("granite", "Granite")
+GRANITE_MOE = Family("granitemoe", "GraniteMoe", names="granitemoe")
 _GEMMA: Any = dict(names="gemma", norms="both", window=True, zero_centered=True, scaled=True)
 GEMMA2 = Family("gemma2", "Gemma2", **_GEMMA)
 GEMMA3 = Family("gemma3_text", "Gemma3", qk_norm="head", part_of="gemma3", **_GEMMA)
@@ -88,7 +90,8 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
-_ALL = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, MISTRAL, GPT, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE)
+_DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, MISTRAL, GRANITE, GPT)
+_ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE)
 FAMILIES = {family.model_type: family for family in _ALL}
 
 

@@ -336,6 +336,24 @@ class Mistral(Rotary):
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
+class Multiplied:
+    """The factors of Granite's families."""
+
+    embedding_multiplier: float = key("what embedded tokens are multiplied by", 1.0, _FACTOR)
+    residual_multiplier: float = key("what each half of a layer is multiplied by before it is added", 1.0, _FACTOR)
+    attention_multiplier: float = key("what scores are multiplied by before the softmax", 1.0, _FACTOR)
+    logits_scaling: float = key("what logits are divided by", 1.0, _FACTOR)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Granite(Multiplied, Rotary):
+    """config.json of model_type granite, which Granite 3 has."""
+
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    mlp_bias: bool = switch("biases of the MLP's projections", (False,))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class WithExperts:
     """The keys of the families whose layers have experts."""
 
@@ -418,6 +436,15 @@ class Mixtral(WithExperts, Rotary):
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
+class GraniteMoe(WithExperts, Multiplied, Rotary):
+    """config.json of model_type granitemoe, whose intermediate_size is the width of an expert."""
+
+    num_local_experts: int = count("experts of a layer", EXPERTS, "experts", 8)
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 2)
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Gpt(Decoder):
     """config.json of model_type gpt, transformers' gpt2."""
 
@@ -492,6 +519,8 @@ SCHEMAS: dict[str, type[Decoder]] = {
     "qwen2_moe": Qwen2Moe,
     "qwen3_moe": Qwen3Moe,
     "olmoe": Olmoe,
+    "granite": Granite,
+    "granitemoe": GraniteMoe,
 }
 
 

@@ -131,7 +131,11 @@ class LayerSpec:
 
     feed_forward: an MLP, or experts; a further kind is another record in this slot. norm: of all its norms. norms:
     where they stand, "before" attention and feed-forward, "after" them, before the residual is added, or "both".
-    dropout: of what each half adds to its input.
+    dropout: of what each half adds to its input. residual_scale: m, by which that is multiplied, in all layers alike;
+    only with norms "before".
+
+    No layer multiplies by m: x / m goes through the layers in place of x (`stream_scale`), so that each half adds what
+    it computes, and the norm before it gives the same with eps / m² (`input_eps`).
     """
 
     attention: AttentionSpec
@@ -139,6 +143,21 @@ class LayerSpec:
     norm: NormSpec = NormSpec()
     norms: str = "before"
     dropout: float = 0.0
+    residual_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.residual_scale != 1.0 and self.norms != "before":
+            raise ValueError(f"residual_scale={self.residual_scale} needs norms='before', not {self.norms!r}")
+
+    @property
+    def stream_scale(self) -> float:
+        """What goes through the layers is multiplied by it."""
+        return 1.0 / self.residual_scale
+
+    @property
+    def input_eps(self) -> float:
+        """The eps of a norm that reads what goes through the layers."""
+        return self.norm.eps * self.stream_scale**2
 
 
 @dataclass(frozen=True)
@@ -148,8 +167,8 @@ class ModelSpec:
     hidden: width of a token between the layers. vocabulary: rows of the embedding and of the head. layers: one
     LayerSpec each. norm: the one after the last layer. positions: the longest sequence. learned_positions: whether an
     embedding of so many positions is added. tied: the head is the embedding. embedding_scale: what embedded tokens are
-    multiplied by. logit_softcap: as AttentionSpec's, of the head's logits. initializer_range: standard deviation of new
-    weights.
+    multiplied by. logit_scale: what the head's logits are multiplied by. logit_softcap: as AttentionSpec's, of the
+    head's logits. initializer_range: standard deviation of new weights.
     """
 
     family: Family
@@ -161,6 +180,7 @@ class ModelSpec:
     learned_positions: bool = False
     tied: bool = False
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     initializer_range: float = 0.02
 
@@ -198,7 +218,8 @@ def spec_of(config: Config) -> ModelSpec:
         positions=words("max_position_embeddings"),
         learned_positions=family.learned_positions,
         tied=is_tied(config),
-        embedding_scale=words("hidden_size") ** 0.5 if family.scaled else 1.0,
+        embedding_scale=words("hidden_size") ** 0.5 if family.scaled else words("embedding_multiplier") or 1.0,
+        logit_scale=1.0 / (words("logits_scaling") or 1.0),
         logit_softcap=words("final_logit_softcapping"),
         initializer_range=words("initializer_range"),
     )
@@ -222,7 +243,8 @@ def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:
     for is_sliding, sparse in {*kinds}:
         feed_forward = _experts(words) if sparse else _dense(words)
         attention = _attention(words, is_sliding)
-        layers[is_sliding, sparse] = LayerSpec(attention, feed_forward, norm, words.family.norms, dropout)
+        scale = words("residual_multiplier") or 1.0
+        layers[is_sliding, sparse] = LayerSpec(attention, feed_forward, norm, words.family.norms, dropout, scale)
     return tuple(layers[kind] for kind in kinds)
 
 
@@ -253,7 +275,7 @@ def _attention(words: _Words, sliding: bool) -> AttentionSpec:
         window=_window(words, sliding),
         qkv_bias=biases in ("qkv", "all"),
         proj_bias=biases == "all",
-        scale=scalar and scalar**-0.5,
+        scale=words("attention_multiplier") or scalar and scalar**-0.5,
         softcap=words("attn_logit_softcapping"),
         dropout=words("attention_probs_dropout_prob") or 0.0,
     )

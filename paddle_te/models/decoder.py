@@ -82,7 +82,7 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, optio
         activation=feed_forward.activation,
         bias=feed_forward.bias,
         normalization=norm.kind,
-        layernorm_epsilon=norm.eps,
+        layernorm_epsilon=spec.input_eps,
         zero_centered_gamma=norm.zero_centered,
         norms=spec.norms,
         hidden_dropout=spec.dropout,

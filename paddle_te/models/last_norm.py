@@ -7,7 +7,7 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
-from paddle_te.configs.families import family_of
+from paddle_te.configs.spec import spec_of
 from paddle_te.ops import get_ops
 from paddle_te.ops.norms import Norm
 
@@ -23,10 +23,14 @@ class LastNorm:
     weight: Tensor
     variance_epsilon: float
     zero_centered = False  # as Norm's zero_centered_gamma
+    stream_scale = 1.0  # LayerSpec's
+    scale = 1.0  # of its output: the logits', and here because whatever computes logits or their loss reads this
 
     def taken_over(self) -> None:
-        """Let a weight that 1 is added to begin at 0; the host's constructor has made it 1."""
-        self.zero_centered = family_of(self.config).zero_centered
+        """Read the model's spec, and let a weight that 1 is added to begin at 0; the host's constructor made it 1."""
+        model = spec_of(self.config)
+        self.zero_centered = model.norm.zero_centered
+        self.stream_scale, self.scale = model.layer.stream_scale, model.logit_scale
         if self.zero_centered:
             self.weight.set_value(paddle.zeros_like(self.weight))
 
@@ -35,9 +39,12 @@ class LastNorm:
         hidden_states = args[0] if isinstance(args, tuple) else args
         keeps_dtype = self.weight.dtype is hidden_states.dtype
         if not keeps_dtype and not self.zero_centered:  # Paddle's O2 keeps LayerNorm in float32 beside float16
-            return super().forward(args)  # type: ignore[misc]  # the host's
+            return self._scaled(super().forward(args))  # type: ignore[misc]  # the host's
         epsilon = self._epsilon if hasattr(self, "_epsilon") else self.variance_epsilon
         weight = self.weight if keeps_dtype else self.weight.astype(hidden_states.dtype)
-        norm = Norm(weight, epsilon, getattr(self, "bias", None), self.zero_centered)
+        norm = Norm(weight, epsilon * self.stream_scale**2, getattr(self, "bias", None), self.zero_centered)
         with paddle.amp.auto_cast(False):  # float32 inside stays float32
-            return get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm)
+            return self._scaled(get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm))
+
+    def _scaled(self, normed: Tensor) -> Tensor:
+        return normed if self.scale == 1.0 else normed * self.scale

@@ -106,6 +106,15 @@ HF = {
             "down": "block_sparse_moe.experts.{expert}.w2",
         },
     ),
+    "granitemoe": Names(
+        _LLAMA,
+        base="model.",
+        sparse={
+            "router": "block_sparse_moe.router.layer",
+            "gate_up": "block_sparse_moe.input_linear",
+            "down": "block_sparse_moe.output_linear",
+        },
+    ),
     "gemma": Names(_LLAMA | {"mlp_norm": "pre_feedforward_layernorm"}, base="model."),
     "gpt": Names(
         {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paddle_te import configs
-from paddle_te.configs.families import family_of
+from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
 from paddle_te.planner import Model
 from paddle_te.weights import Dims
@@ -77,6 +77,8 @@ def parameters(config):
         ("allenai/OLMo-2-1124-13B", 13_716_198_400),
         ("allenai/OLMo-2-0325-32B", 32_234_279_936),
         ("zai-org/GLM-4-32B-0414", 32_566_081_536),
+        ("ibm-granite/granite-3.0-2b-base", 2_533_531_648),
+        ("ibm-granite/granite-3.0-8b-base", 8_170_848_256),
         ("mistralai/Mistral-7B-v0.1", 7_241_732_096),
         ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
         ("gpt-126m", 125_262_336),
@@ -102,12 +104,14 @@ def test_dimensions_give_the_published_parameter_count(name, count):
         ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
         ("mistralai/Mixtral-8x22B-v0.1", 140_620_634_112),
         ("allenai/OLMoE-1B-7B-0924", 6_919_161_856),
+        ("ibm-granite/granite-3.0-1b-a400m-base", 1_334_628_352),
+        ("ibm-granite/granite-3.0-3b-a800m-base", 3_298_793_472),
     ],
 )
 def test_mixtures_of_experts_have_the_published_parameter_count(name, count):
     """The planner's, and that of all weights under Hugging Face's names."""
     config = configs.read(name)
-    dims, layout = Dims(spec_of(config)), hf_layout(family=family_of(config))
+    dims, layout = Dims(spec_of(config)), hf_layout(is_tied(config), family_of(config))
     assert Model.of(config).parameters == count
     assert sum(math.prod(dims.slot_shape(place)) for place in layout.tensors(dims.spec)) == count
 
@@ -229,7 +233,7 @@ def test_unknown_names_list_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match=r"model \(perhaps Qwen/Qwen3-8B or .*\); give a folder") as refused:
         configs.resolve("Qwen/Qwen-3-8B")
     *_, listed = str(refused.value).partition("or one of: ")
-    assert len(listed) < 900 and listed.startswith("Qwen/Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B, Qwen2.5-0.5B, -1.5B, -14B")
+    assert len(listed) < 1400 and listed.startswith("Qwen/Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B, Qwen2.5-0.5B, -1.5B, -14B")
     whole = [name for name in listed.split(", ") if not name.startswith("-")]  # each can be given so
     assert {configs.canonical(name) for name in whole} < {*configs.known_names()}
     assert len(listed.split(", ")) == len(configs.known_names())

@@ -71,15 +71,17 @@ def _of_family(family: Family, kind: str, base: type, **attributes: Any) -> type
 def _embedding(config: HostConfig) -> Any:
     split = config.tensor_parallel_degree > 1 and config.vocab_size % config.tensor_parallel_degree == 0
     embedding = (VocabParallelEmbedding if split else nn.Embedding)(config.vocab_size, config.hidden_size)
-    scale = spec_of(config).embedding_scale
+    model = spec_of(config)
+    scale = model.embedding_scale * model.layer.stream_scale
+    rounded = _rounded if model.family.scaled else lambda number, _: number
     if scale != 1.0:  # a hook: whatever class computes the lookup, the scale comes behind it
-        embedding.register_forward_post_hook(lambda _, ids, embedded: embedded * _rounded(scale, embedded.dtype))
+        embedding.register_forward_post_hook(lambda _, ids, embedded: embedded * rounded(scale, embedded.dtype))
     return embedding
 
 
 @cache
 def _rounded(number: float, dtype: Any) -> float:
-    """Return a number as the weights' type has it, by which transformers multiplies."""
+    """Return a number as the weights' type has it, by which transformers multiplies Gemma's embedded tokens."""
     return float(paddle.to_tensor(number, dtype, place=paddle.CPUPlace()).astype("float32"))
 
 

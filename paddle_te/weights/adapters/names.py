@@ -116,8 +116,9 @@ def form_for(layout: Layout) -> Form:
 def _form(kind: str, layout: Layout, title: str | None = None) -> Form:
     make = _te_modules if layout.kind == "te" else _modules
     outside = _modules(slot for slot in layout.model if slot.parts[0] in ("embed", "lm_head")) if kind == "peft" else ()
-    # native and PaddleFormers' experts have no LoRA
-    sparse = [slot for slot in layout.sparse if kind in ("peft", "te") or slot in layout.layer]
+    # native and PaddleFormers' experts have no LoRA, nor have PEFT's that are all in one tensor
+    has_lora = lambda slot: kind == "te" or kind == "peft" and not slot.stacked or slot in layout.layer  # noqa: E731
+    sparse = list(filter(has_lora, layout.sparse))
     inside, experts = (make(filter(_is_projection, slots)) for slots in (layout.layer, sparse))
     modules = replace(layout, layer=inside, model=outside, sparse=experts)
     return Form(kind, title or _TITLES[layout.kind], layout, modules)

@@ -136,6 +136,13 @@ def _modules(adapter: Adapter, form: Form, dims: Dims) -> dict[Place, _Module]:
         low_ranks = {part: adapter.parts.get(part) for part in dims.parts(place)}
         if any(low_ranks.values()):
             found[place] = _Module(name, low_ranks)
+    held = {part for module in found.values() for part in module.low_ranks}
+    if left := next((part for part in adapter.parts if part not in held), None):
+        raise CheckpointError(
+            f"{adapter.folder}: has A and B of {left.name} beside the experts of layer {left.layer}, all of which are "
+            f"one tensor in {adapter.form.family.title}'s folders of Hugging Face, and PEFT has none beside such a "
+            "tensor: merge it into its model"
+        )
     return found
 
 

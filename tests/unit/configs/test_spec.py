@@ -1,5 +1,7 @@
 """A ModelSpec says what a configuration says, whichever family it is of."""
 
+from dataclasses import replace
+
 import pytest
 
 from paddle_te import configs
@@ -39,6 +41,16 @@ def test_the_window_of_a_layer(said, window):
 def test_head_dim_is_read():
     attention = spec_of(SMALL | {"head_dim": 16}).layer.attention
     assert (attention.head_dim, attention.q_size, attention.kv_size, attention.queries) == (16, 64, 64, 1)
+
+
+def test_granites_factors():
+    """A residual multiplier changes what goes through the layers and the eps of the norms that read it."""
+    factors = dict(embedding_multiplier=12.0, residual_multiplier=0.5, attention_multiplier=0.1, logits_scaling=8.0)
+    spec = spec_of(SMALL | factors | dict(model_type="granite", rms_norm_eps=1e-5))
+    assert (spec.embedding_scale, spec.logit_scale, spec.layer.attention.scale) == (12.0, 0.125, 0.1)
+    assert (spec.layer.residual_scale, spec.layer.stream_scale, spec.layer.input_eps) == (0.5, 2.0, 4e-5)
+    with pytest.raises(ValueError, match="residual_scale=0.5 needs norms='before', not 'both'"):
+        replace(spec.layer, norms="both")
 
 
 @pytest.mark.parametrize("name", configs.known_names())

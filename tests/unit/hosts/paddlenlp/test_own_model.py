@@ -135,17 +135,36 @@ def test_of_a_model_that_sees_pictures_the_text_is_read(folder, tmp_path, caplog
     assert written.items() >= {"model_type": "gemma3_text", "eos_token_id": [1, 106], "sliding_window": 8}.items()
 
 
-OTHERS = re.compile(r"embed_tokens|lm_head|norm|\.gate\.weight|shared_expert_gate")  # weights that LoRA is not beside
+# weights that LoRA is not beside
+OTHERS = re.compile(r"embed_tokens|lm_head|norm|\.gate\.weight|shared_expert_gate|router")
+STACKED = ["granitemoe"]  # whose experts are one tensor, beside which PEFT has nothing
+
+
+def save_adapter(folder, output, targets, ids):
+    """Return the logits of the model with an adapter, which is saved."""
+    lora = TELoRAModel(load_model(folder, "paddle"), lora_config(targets, r=4, lora_alpha=8))
+    draw_adapters(lora)
+    lora.save_pretrained(str(output))
+    return lora(ids)[0].numpy()
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_lora_beside_experts_that_are_one_tensor(folder, tmp_path, name):
+    """It trains and merges; PEFT has no such adapter."""
+    ids = paddle.to_tensor(model_cases.tokens(SEED))
+    want = save_adapter(folder, tmp_path / "ours", "all", ids)
+    assert (load_lora(load_model(folder, "paddle"), tmp_path / "ours", "paddle")(ids)[0].numpy() == want).all()
+    convert(folder, tmp_path / "merged", lora_path=tmp_path / "ours", progress=False)
+    assert relative(load_model(tmp_path / "merged", "paddle")(ids)[0].numpy(), want) < 1e-5
+    with pytest.raises(CheckpointError, match="beside the experts of layer 0, all of which are one tensor"):
+        convert_adapter(tmp_path / "ours", tmp_path / "peft", "te2hf")
 
 
 @pytest.mark.parametrize("name", model_cases.MODELS)
 def test_lora_is_beside_the_weights_what_peft_adds_to_them(folder, tmp_path, name):
     """Each expert has A and B of its own; training goes on from our adapter and from PEFT's, to the bit."""
-    lora = TELoRAModel(load_model(folder, "paddle"), lora_config("all", r=4, lora_alpha=8))
-    draw_adapters(lora)
-    ids = paddle.to_tensor(model_cases.tokens(SEED))
-    want = lora(ids)[0].numpy()
-    lora.save_pretrained(str(tmp_path / "ours"))
+    targets, ids = "attention" if name in STACKED else "all", paddle.to_tensor(model_cases.tokens(SEED))
+    want = save_adapter(folder, tmp_path / "ours", targets, ids)
     convert_adapter(tmp_path / "ours", tmp_path / "peft", "te2hf")
     fused = json.loads((tmp_path / "peft/adapter_config.json").read_text())["rank_pattern"]  # parts share no A there
     for adapter in ("ours",) if fused else ("ours", "peft"):
