@@ -90,7 +90,7 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
-_DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, MISTRAL, GRANITE, GPT)
+_DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, GRANITE, MISTRAL, GPT)
 _ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE)
 FAMILIES = {family.model_type: family for family in _ALL}
 

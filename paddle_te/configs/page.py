@@ -12,7 +12,7 @@ from paddle_te import typed
 from paddle_te.configs.families import FAMILIES, Family
 from paddle_te.configs.others import CHANGING
 from paddle_te.configs.reading import MOST_BYTES
-from paddle_te.configs.schema import SAME, SCHEMAS, Decoder, Key, Rotary, Scaling, SomeLayers
+from paddle_te.configs.schema import SAME, SCHEMAS, Decoder, Key, Multiplied, Rotary, Scaling, SomeLayers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/config.md"
 _HEAD = "| key | it must be | default | unit | what it says |\n|---|---|---|---|---|"
@@ -39,6 +39,7 @@ def page() -> str:
             SomeLayers,
             inherited=True,
         ),
+        _section("Granite's factors", "Both of Granite's families have them.", Multiplied),
         *(_section(FAMILIES[name].title, _model_types(FAMILIES[name]), record) for name, record in SCHEMAS.items()),
         "## rope_scaling and rope_parameters",
         "The kinds are `default`, `linear`, `dynamic`, `ntk`, `llama3`, `yarn` and, of Phi3, `longrope`. "

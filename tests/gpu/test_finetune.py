@@ -14,6 +14,7 @@ from paddle_te.models.lora import TARGETS
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
 from tests.small_models import (
+    FP8_FAMILIES,
     MIXTURES,
     PD,
     TE,
@@ -208,7 +209,10 @@ def train(model, batches):
 
 
 @pytest.mark.parametrize(
-    "family, precision", [("llama", "current")] + [(family, p) for family in TE_FAMILIES for p in ("bf16", "delayed")]
+    "family, precision",
+    [("llama", "current")]
+    + [(family, "bf16") for family in TE_FAMILIES]
+    + [(family, "delayed") for family in FP8_FAMILIES],
 )
 def test_packed_steps(gpu, seed, family, precision):
     """Full recompute runs the boundaries through backward as well."""
