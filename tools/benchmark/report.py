@@ -152,13 +152,14 @@ def rows(header, peers, row):
     """Lines of a table; row(name, peer): the cells after the name, of a peer that ran."""
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, peer in peers.items():
-        cells = row(name, peer) if peer["status"] == "ok" else [f"**{peer['status']}**: {_one_line(peer['reason'])}"]
+        cells = row(name, peer) if peer["status"] == "ok" else [f"**{peer['status']}**: {one_line(peer['reason'])}"]
         cells = [name, *cells]
         lines.append("| " + " | ".join(cells + [""] * (len(header) - len(cells))) + " |")
     return lines + [""]
 
 
-def _one_line(text):
+def one_line(text):
+    """A text's beginning, as a table's cell."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|")[:200]
 
 

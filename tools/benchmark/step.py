@@ -632,12 +632,14 @@ def out_of_memory(name, size, arguments, clock):
         peer = PEERS[name][0](size, device=arguments.device)
         timing.time_steps(clock, peer, 1, 1)
         peer.peak_memory()
-        found = None
+        said = ""
     except Exception as error:
-        found = report.OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
     peer = None
     free_memory()
-    print(f"{name:30} {size.layers} layers {'have no room' if found else 'tried'}", flush=True)
+    found = report.OUT_OF_MEMORY.search(said)
+    outcome = f"have no room: {report.one_line(said)}" if found else "tried"
+    print(f"{name:30} {size.layers} layers {outcome}", flush=True)
     return bool(found)
 
 
