@@ -16,7 +16,7 @@ MEMORY = {
 TIME = {
     "layers": "micro-batches × layers × (6·tokens·weights, of frozen ones 4, / GEMM rate + "
     "6·tokens·sequence·hidden / attention rate + bytes of norms, casts and activation / HBM rate, and what is computed "
-    "again) / TP",
+    "again) / TP; with a window of w tokens w·(2 - w / sequence) instead of the sequence",
     "host": "ms of the trainer between two steps, and what the CPU takes longer to launch the layers, and what is "
     "computed again of them, than the GPU to compute them",
     "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3]",

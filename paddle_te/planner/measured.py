@@ -44,7 +44,8 @@ def model_of_row(row: dict[str, Any]) -> Model:
 
     Older rows leave out the width of heads that divide `hidden`.
     """
-    return Model(**{"head_dim": row["hidden"] // row["heads"]} | row)
+    windows = tuple(row.get("windows", ()))
+    return Model(**{"head_dim": row["hidden"] // row["heads"]} | row | {"windows": windows})
 
 
 def speed_of(model: Model, layout: Job, gpu: Gpu) -> float | None:

@@ -33,9 +33,9 @@ class Model:
     through, on average over the layers.
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
-    the norms too. gated: the MLP is. positions: those that are learned. window: attention has a sliding window.
-    qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline model of it. spec: what it was made
-    of, which has the weights' names.
+    the norms too. gated: the MLP is. positions: those that are learned. windows: of each layer whose attention is to
+    the last tokens only, how many. qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline
+    model of it. spec: what it was made of, which has the weights' names.
     idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
     has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts.
     """
@@ -52,7 +52,7 @@ class Model:
     bias: bool = False
     gated: bool = True
     positions: int = 0
-    window: bool = False
+    windows: tuple[int, ...] = ()
     qk_norm: str | None = None
     norms: str = "before"
     pipeline: bool = True
@@ -80,7 +80,7 @@ class Model:
             feed_forward.bias,
             feed_forward.gated,
             spec.positions if spec.learned_positions else 0,
-            any(layer.attention.window for layer in spec.layers),
+            tuple(window for layer in spec.layers if (window := layer.attention.window)),
             attention.qk_norm,
             spec.layer.norms,
             has_pipeline(spec.family.model_type),
@@ -102,6 +102,14 @@ class Model:
         return replace(
             self, ffn=ffn, idle=stored - row * ffn, copies=ranks * (self.copies + 1), experts=self.experts / ranks
         )
+
+    def seen(self, sequence: int) -> float:
+        """Return as how many tokens long a sequence costs attention, on average over the layers.
+
+        All s tokens see s² / 2 others. With a window of w the first w see w² / 2, and each later one sees w.
+        """
+        shorter = [window * (2 - window / sequence) for window in self.windows if window < sequence]
+        return sequence - (len(shorter) * sequence - sum(shorter)) / self.layers
 
     @cached_property
     def mlp_row(self) -> int:

@@ -276,7 +276,7 @@ def _shared_sequences(model: Model, gpu: Gpu, layout: Job) -> Iterator[Job]:
     while layout.world % (layout.tp * degree) == 0 and layout.tp * degree <= gpu.gpus_per_node:
         if model.kv_heads // layout.tp % degree == 0:  # and so the heads
             yield layout.but(sep_parallel_degree=degree)
-        if not model.window:
+        if not model.windows:
             yield layout.but(context_parallel_degree=degree)
         degree *= 2
 

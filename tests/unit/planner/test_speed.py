@@ -195,6 +195,16 @@ def test_a_layer_by_hand():
     assert cast - kept == pytest.approx(16e6 * 4.5 / 1e9)
 
 
+def test_a_window_leaves_out_what_no_token_sees():
+    """Counted one by one: a token sees itself and those before it, in a window at most so many."""
+    gpu, layers = replace(ROUND, attention_bf16=10), SMALL.layers
+    model = replace(SMALL, windows=(100,) * 10 + (1000,) * 5)
+    seen = {window: sum(min(token, window) for token in range(1, 1001)) for window in (100, 1000)}
+    share = (10 * seen[100] + (layers - 10) * seen[1000]) / (layers * seen[1000])
+    whole = speed.attention_ms(SMALL, layout(), gpu)
+    assert speed.attention_ms(model, layout(), gpu) == pytest.approx(share * whole, rel=1e-3)
+
+
 def test_one_gpu_is_its_layers_head_and_optimizer():
     parts = times(micro_batches=3)
     assert parts["layers"] == pytest.approx(30 * speed.layer_ms(SMALL, layout(), ROUND, cached=False))
