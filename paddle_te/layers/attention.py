@@ -183,6 +183,7 @@ class MultiHeadAttention(BackendLayer):
         """Take a share of the heads in attention, for all tokens."""
         q, kv = self.num_heads * head_dim, self.num_kv_heads * head_dim
         self._qkv_widths, self._context_widths = (q, kv, kv), (q,)
+        self._heads_of_own_tokens = self.num_heads, self.num_kv_heads
         self.num_heads = local_size(self.num_heads, self.cp, "num_attention_heads of a rank")
         self.num_kv_heads = local_size(self.num_kv_heads, self.cp, "num_gqa_groups of a rank")
 
@@ -228,7 +229,7 @@ class MultiHeadAttention(BackendLayer):
         qkv, residual = layers["layernorm_qkv"](x, first)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
         if self._exchange:
-            qkv = self._exchange.heads_for_tokens(qkv, self._qkv_widths)
+            qkv = self._exchange.heads_for_tokens(self._normed_over_all(qkv), self._qkv_widths)
         attended, key_value = self._attended(qkv, context, quantizers)
         if self._exchange:
             attended = self._exchange.tokens_for_heads(attended, self._context_widths)
@@ -238,6 +239,13 @@ class MultiHeadAttention(BackendLayer):
         if not at_once:
             out = add_to_residual(out, residual, post_norm, dropout, layers["proj"].tp)
         return (out, key_value) if context.use_cache else out
+
+    def _normed_over_all(self, qkv: Tensor) -> Tensor:
+        """Return q and k normed over all heads, which a rank has only before the exchange, and v; else qkv itself."""
+        if not self._norms_all:
+            return qkv
+        parts = self.ops.rotary_qkv(qkv, None, Heads(*self._heads_of_own_tokens, self._qk_norm()))
+        return paddle.concat([part.flatten(2) for part in parts], -1)
 
     def _attended(
         self, qkv: Tensor, context: Context, quantizers: AttentionQuantizers | None
@@ -319,7 +327,8 @@ class MultiHeadAttention(BackendLayer):
 
         Ranks that share the heads have the same weights of norms.
         """
-        qk_norm = None if self._norms_after_rope else self._qk_norm()
+        elsewhere = self._norms_after_rope or self._norms_all and self._exchange
+        qk_norm = None if elsewhere else self._qk_norm()
         turn = self.settings.rotary_pos_interleaved, self.settings.rotary_factor
         return Heads(self.num_heads, self.num_kv_heads, qk_norm, *turn)
 

@@ -359,13 +359,8 @@ class AttentionOptions(CoreOptions, HalfOptions):
         super().__post_init__()
         one_of(QK_NORM_TYPES, qk_norm_type=self.qk_norm_type)
         one_of(QK_NORMS_OVER, qk_norm_over=self.qk_norm_over)
-        lacking = {
-            "qk_norm_before_rope=False": not self.qk_norm_before_rope,
-            "cp_comm_type='a2a'": self.cp_comm_type == "a2a",
-        }
-        for name, wanted in lacking.items():
-            if self.qk_norm_type and self.qk_norm_over == "all" and wanted:
-                raise ValueError(f"qk_norm_over='all' with {name}: these norms take all heads, before their rotation")
+        if self.qk_norm_type and self.qk_norm_over == "all" and not self.qk_norm_before_rope:
+            raise ValueError("qk_norm_over='all' with qk_norm_before_rope=False: these norms come before the rotation")
         one_of(INPUT_FORMATS, attn_input_format=self.attn_input_format)
 
     @property

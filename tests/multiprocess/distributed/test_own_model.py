@@ -54,6 +54,7 @@ LAYOUTS = {
             ("gemma3_text", "pd_packed"): ("pd_packed", EXACT),
             ("qwen3", "pd_ring_core_attn"): ("pd", EXACT),
             ("glm4", "te_bf16_full"): ("te_bf16", BF16),
+            ("olmo2", "te_bf16"): ("te_bf16", BF16),
         },
     ),
     "sharding2_overlap": (2, {jobs.SHARDING: 2} | STAGE2, {("phi3", "te_bf16"): ("te_bf16", BF16)}),
