@@ -22,11 +22,17 @@ STACKED = {
     "layernorm_mlp.fc1_weight": [FFN, FFN],
     "layernorm_mlp.fc1_bias": [FFN, FFN],
 }
+NORM = dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True)
 LAYERS = {
     "llama": dict(add_qkv_bias=True),
     "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
-    "olmo2": dict(norms="after", qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all"),
-}
+    "olmo2": dict(norms="after", qk_norm_over="all", **NORM),
+    "glm4": dict(norms="both", add_qkv_bias=True, rotary_pos_interleaved=True),
+    "gemma3": dict(
+        norms="both", zero_centered_gamma=True, qk_norm_zero_centered_gamma=True, activation="geglu",
+        window_size=(31, 0), **NORM,
+    ),
+}  # fmt: skip
 DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
 BLOCK = fp8.Float8BlockScaling()
 RECIPES = {"bf16": None, "delayed": DELAYED, "current": fp8.Float8CurrentScaling(), "block": BLOCK}
@@ -118,7 +124,8 @@ def make(monkeypatch, tp=None, **options):
 
 
 def share(name, value, rank):
-    if name in STACKED:
+    """A rank's part of a weight; the norms of each head, of which no rank has a part, are whole."""
+    if name in STACKED and len(value) == sum(STACKED[name]):
         parts = np.split(value, np.cumsum(STACKED[name])[:-1])
         return np.concatenate([np.split(part, RANKS)[rank] for part in parts])
     return np.split(value, RANKS, 1)[rank] if name in ROW_PARALLEL else value
