@@ -104,3 +104,15 @@ def companion_name(name: str, names: Collection[str], source: Layout, target: La
     theirs, ours = _SENTENCEPIECE["hf"], _SENTENCEPIECE["pd"]
     old, new = (theirs, ours) if source.kind == "hf" else (ours, theirs)
     return new if name == old and new not in names else name
+
+
+GENERATION = "generation_config.json"
+# What PaddleNLP adds there; a value, where only that one is PaddleNLP's own
+_PADDLENLPS = {"use_cache": False, "max_length": 20, "no_repeat_ngram_size": 0}
+_PADDLENLPS_ONLY = {"_from_model_config", "decode_strategy", "paddlenlp_version"}
+
+
+def generation_config(said: dict[str, Any]) -> dict[str, Any]:
+    """Return a generation_config.json without PaddleNLP's own words: transformers would generate without a cache."""
+    theirs = {name for name, value in said.items() if name in _PADDLENLPS and value == _PADDLENLPS[name]}
+    return {name: value for name, value in said.items() if name not in theirs | _PADDLENLPS_ONLY}

@@ -19,7 +19,14 @@ from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights import flex, optimizer, pdparams, safetensors
 from paddle_te.weights import layout as layouts
 from paddle_te.weights.adapters import open_adapter, with_adapter
-from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
+from paddle_te.weights.config import (
+    FUSE_FLAGS,
+    GENERATION,
+    companion_name,
+    convert_config,
+    fused_before,
+    generation_config,
+)
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, check_own, read_object, read_state
 from paddle_te.weights.files import (
     check_new,
@@ -269,7 +276,10 @@ def _write(
     _write_all(work.sources, work.target, folder, work.plan.groups, workers, bar, broken)
     for name in work.carried:
         new_name = companion_name(name, work.carried, source.layout, work.target.layout)
-        copy_file(source.folder / name, folder / new_name)
+        if name == GENERATION and work.target.layout.kind == "hf" != source.layout.kind:
+            write_json(folder / name, generation_config(read_object(source.folder / name)))
+        else:
+            copy_file(source.folder / name, folder / new_name)
     for name, content in (work.plan.indexes | ({"config.json": config} if config else {})).items():
         write_json(folder / name, content)
     if work.state_groups:

@@ -13,6 +13,7 @@ import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
 from paddle import Tensor
+from paddlenlp.generation import GenerationConfig
 
 from paddle_te.configs import MODEL_VALUES, check_computed
 from paddle_te.configs.families import family_of, is_tied
@@ -20,7 +21,7 @@ from paddle_te.configs.others import NOT_FOR_PADDLENLP
 from paddle_te.configs.reading import remarks
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
-from paddle_te.data.tokenizer_folder import end_tokens
+from paddle_te.data.tokenizer_folder import GENERATION, end_tokens
 from paddle_te.distributed import gather_objects
 from paddle_te.distributed.expert_parallel import experts_share, own_experts
 from paddle_te.fp8 import fp8_model_init
@@ -109,23 +110,27 @@ def _with_weights(
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
     whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
     rank_by_rank = of_a_rank or whole_head or experts_share()[0] > 1
-    if in_fp8 or checkpoint.layout.kind == "hf" or rank_by_rank or adapter:
+    # of a tied head, which files may leave out, PaddleNLP warns that it is newly initialized
+    if in_fp8 or checkpoint.layout.kind == "hf" or rank_by_rank or adapter or is_tied(config):
         if adapter:
             checkpoint = with_adapter(checkpoint, open_adapter(adapter, family_of(config)))
         with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
             model = model_class.from_config(config, dtype=dtype)
         load_weights(model, checkpoint)
-        keep_end_tokens(model, folder)
-        return model
-    with _no_views():
-        return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
+    else:
+        with _no_views():
+            model = model_class.from_pretrained(str(folder), config=config, dtype=dtype)
+    keep_generation(model, folder)
+    return model
 
 
-def keep_end_tokens(model: HostModel, folder: Path) -> None:
-    """Have a model save the end tokens of the generation_config.json that its weights came with."""
-    ends = end_tokens(folder)
-    if ends and getattr(model, "generation_config", None) is not None:
-        model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
+def keep_generation(model: HostModel, folder: Path) -> None:
+    """Give a model what the folder's generation_config.json says, which the model then saves."""
+    end_tokens(folder)  # raises for a file that cannot be read
+    if (folder / GENERATION).is_file() and getattr(model, "generation_config", None) is not None:
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        if model.generation_config.decode_strategy != "sampling":  # PaddleNLP saves none that has these, without use
+            model.generation_config.temperature = model.generation_config.top_p = 1.0
 
 
 def load_weights(model: HostModel, checkpoint: Checkpoint) -> None:

@@ -231,6 +231,17 @@ def test_companions_are_carried_and_the_rest_is_named(tmp_path, rng):
     assert all((tmp_path / "te" / name).read_bytes() == name.encode() for name in carried)
 
 
+def test_transformers_gets_no_words_of_paddlenlps(tmp_path, rng):
+    """Its `use_cache` would have transformers compute all tokens again for each new one."""
+    model, said = Model(rng), {"eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6}
+    own = {"_from_model_config": True, "use_cache": False, "max_length": 20, "no_repeat_ngram_size": 0}
+    save_single(tmp_path / "pd", model.native, "float32")
+    save_config(tmp_path / "pd", model)
+    (tmp_path / "pd/generation_config.json").write_text(json.dumps(said | own | {"decode_strategy": "sampling"}))
+    convert(tmp_path / "pd", tmp_path / "hf", "pd2hf", progress=False)
+    assert json.loads((tmp_path / "hf/generation_config.json").read_text()) == said
+
+
 def test_links_to_elsewhere_are_not_copied(tmp_path, rng):
     """A folder from others could link to a secret, which a copy would carry into what is published next."""
     source = tmp_path / "models--a--b" / "snapshots" / "revision"

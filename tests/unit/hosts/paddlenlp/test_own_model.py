@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from paddlenlp.utils.log import logger
 from safetensors.numpy import load_file, save_file
 
 from paddle_te.configs import ConfigError
@@ -106,6 +107,23 @@ def test_there_and_back(folder, tmp_path, name):
     assert all((files[0][key] == files[1][key]).all() for key in files[0])
     said = [json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back")]
     assert {key: said[1].get(key) for key in said[0]} == said[0] | {"transformers_version": None}
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied"])
+def test_how_it_generates_is_saved_and_a_tied_head_missed_by_nobody(folder, tmp_path, monkeypatch):
+    ends = {"eos_token_id": [2, 1], "pad_token_id": 1}
+    for sampled, said in (True, {"top_k": 20, "top_p": 0.95}), (False, {}):
+        given = ends | said | {"do_sample": sampled, "temperature": 0.6}
+        (folder / "generation_config.json").write_text(json.dumps(given))
+        load_model(folder, "paddle").save_pretrained(str(tmp_path / f"saved {sampled}"))
+        convert(tmp_path / f"saved {sampled}", tmp_path / f"back {sampled}", "te2hf", progress=False)
+        written = json.loads((tmp_path / f"back {sampled}/generation_config.json").read_text())
+        assert written.items() >= (given if sampled else ends).items()
+    convert(folder, tmp_path / "te", "hf2te", progress=False)
+    warnings = []
+    monkeypatch.setattr(logger, "warning", warnings.append)
+    load_model(tmp_path / "te", "paddle")
+    assert warnings == []
 
 
 @pytest.mark.parametrize("name", ["gemma3"])
