@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from paddle_te.records import Record, record
 from paddle_te.typed import Bounds
 
 PADDLENLP, TRANSFORMERS = "PaddleNLP", "transformers"
@@ -102,13 +103,9 @@ class Scaling:
     attn_factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Decoder:
-    """The keys of all families.
-
-    A family has some forty keys: the methods that a dataclass generates for them would take a third of a command's
-    start, so that all share one __init__.
-    """
+@record
+class Decoder(Record):
+    """The keys of all families."""
 
     vocab_size: int = count("rows of the embedding and of the head", VOCABULARY, "tokens")
     hidden_size: int = count("width of a token between the layers", WIDTH, "numbers")
@@ -138,14 +135,6 @@ class Decoder:
     architectures: list[str] | None = key("the class of the whole model", None, carried=False)
     model_type: str | None = key("the family; null means llama", None, carried=False)
 
-    def __init__(self, **values: Any) -> None:
-        known = self.__dataclass_fields__
-        unknown = sorted(values.keys() - known.keys())
-        missing = [name for name, each in known.items() if each.default is MISSING and name not in values]
-        if unknown or missing:
-            raise TypeError(f"{type(self).__name__}: unknown {unknown}, missing {missing}")
-        self.__dict__.update(values)  # the others have their defaults from the class
-
     @property
     def kv_heads(self) -> int:
         """num_key_value_heads, filled in."""
@@ -157,7 +146,7 @@ class Decoder:
         return getattr(self, "head_dim", None) or self.hidden_size // self.num_attention_heads
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Rotary(Decoder):
     """The keys of the families that have rotary positions, RMSNorm and a gated MLP."""
 
@@ -184,7 +173,7 @@ class Rotary(Decoder):
     )
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Llama(Rotary):
     """config.json of model_type llama."""
 
@@ -207,7 +196,7 @@ class Llama(Rotary):
     )
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Qwen2(Rotary):
     """config.json of model_type qwen2."""
 
@@ -229,7 +218,7 @@ class Qwen2(Rotary):
     )
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Qwen3(Qwen2):
     """config.json of model_type qwen3."""
 
@@ -237,7 +226,7 @@ class Qwen3(Qwen2):
     attention_bias: bool = switch("biases of attention's projections", (False,))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Phi3(Rotary):
     """config.json of model_type phi3, which Phi-4 has."""
 
@@ -253,7 +242,7 @@ class Phi3(Rotary):
     pad_token_id: int | None = key("the token that fills a batch", 32000, _TOKEN_OR_NONE, "token id")
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Olmo2(Rotary):
     """config.json of model_type olmo2."""
 
@@ -264,7 +253,7 @@ class Olmo2(Rotary):
     pad_token_id: int | None = key("the token that fills a batch", 1, _TOKEN_OR_NONE, "token id")
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Glm4(Rotary):
     """config.json of model_type glm4, which GLM-4-0414 has."""
 
@@ -279,7 +268,7 @@ class Glm4(Rotary):
     pad_token_id: int | None = key("the token that fills a batch", 151329, _TOKEN_OR_NONE, "token id")
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Gemma2(Rotary):
     """config.json of model_type gemma2."""
 
@@ -310,7 +299,7 @@ class Gemma2(Rotary):
     pad_token_id: int | None = key("the token that fills a batch", 0, _TOKEN_OR_NONE, "token id")
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Gemma3(Gemma2):
     """config.json of model_type gemma3_text, or its text_config in one of model_type gemma3."""
 
@@ -323,7 +312,7 @@ class Gemma3(Gemma2):
     attn_logit_softcapping: float | None = switch("soft cap of the scores", (None,))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Mistral(Rotary):
     """config.json of model_type mistral."""
 
@@ -335,7 +324,7 @@ class Mistral(Rotary):
     sliding_window: int | None = count("tokens that attention sees; null means all", POSITIONS, "tokens", 4096)
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Multiplied:
     """The factors of Granite's families."""
 
@@ -345,7 +334,7 @@ class Multiplied:
     logits_scaling: float = key("what logits are divided by", 1.0, _FACTOR)
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Granite(Multiplied, Rotary):
     """config.json of model_type granite, which Granite 3 has."""
 
@@ -353,7 +342,7 @@ class Granite(Multiplied, Rotary):
     mlp_bias: bool = switch("biases of the MLP's projections", (False,))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class WithExperts:
     """The keys of the families whose layers have experts."""
 
@@ -365,7 +354,7 @@ class WithExperts:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class ManyExperts(WithExperts):
     """The same of the families whose experts are many and small."""
 
@@ -373,7 +362,7 @@ class ManyExperts(WithExperts):
     norm_topk_prob: bool = key("whether the probabilities of a token's experts have the sum 1", False)
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class SomeLayers(ManyExperts):
     """The same of the families in which some layers may have an MLP, of another width than an expert."""
 
@@ -382,7 +371,7 @@ class SomeLayers(ManyExperts):
     mlp_only_layers: list[int] | None = key("layers without experts, numbered from 0", None, Bounds(0, LAYERS))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Qwen2Moe(SomeLayers, Qwen2):
     """config.json of model_type qwen2_moe, which Qwen1.5-MoE has."""
 
@@ -396,7 +385,7 @@ class Qwen2Moe(SomeLayers, Qwen2):
     qkv_bias: bool = switch("biases of the projections to queries, keys and values", (True,))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Qwen3Moe(SomeLayers, Qwen3):
     """config.json of model_type qwen3_moe."""
 
@@ -406,7 +395,7 @@ class Qwen3Moe(SomeLayers, Qwen3):
     )
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Olmoe(ManyExperts, Rotary):
     """config.json of model_type olmoe, whose intermediate_size is the width of an expert."""
 
@@ -421,7 +410,7 @@ class Olmoe(ManyExperts, Rotary):
     pad_token_id: int | None = key("the token that fills a batch", 1, _TOKEN_OR_NONE, "token id")
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Mixtral(WithExperts, Rotary):
     """config.json of model_type mixtral, whose intermediate_size is the width of an expert."""
 
@@ -435,7 +424,7 @@ class Mixtral(WithExperts, Rotary):
     router_jitter_noise: float = switch("noise of what the router sees in training", (0.0,))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class GraniteMoe(WithExperts, Multiplied, Rotary):
     """config.json of model_type granitemoe, whose intermediate_size is the width of an expert."""
 
@@ -444,7 +433,7 @@ class GraniteMoe(WithExperts, Multiplied, Rotary):
     attention_bias: bool = switch("biases of attention's projections", (False,))
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@record
 class Gpt(Decoder):
     """config.json of model_type gpt, transformers' gpt2."""
 

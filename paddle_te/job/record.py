@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -33,13 +32,15 @@ from paddle_te.options.scripts import (
     Schedule,
     SinglePreference,
 )
+from paddle_te.records import Record, record
 
 PRETRAIN, FINETUNE, DPO, KTO = "pretrain", "finetune", "dpo", "kto"
 PREFERENCES = (DPO, KTO)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@record
 class Job(
+    Record,
     Layers, Parallelism, Precision, Memory, Kernels, Optimizer, Run, Schedule, PretrainModel, PretrainData,
     FinetuneModel, FinetuneData, PreferenceData, PairPreference, SinglePreference,
 ):  # fmt: skip
@@ -89,10 +90,6 @@ class Job(
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
         return made
-
-    def __repr__(self) -> str:
-        said = ((each.name, getattr(self, each.name), each.default) for each in fields(self))
-        return f"Job({', '.join(f'{name}={value!r}' for name, value, default in said if value != default)})"
 
     # -- how ranks share the work -----------------------------------------------------------------
 
@@ -383,7 +380,8 @@ class Job(
         return self.do_eval or self.evaluation_strategy != "no"
 
 
-FLAGS = tuple(dict.fromkeys(option.name for option in options_of(*Job.__bases__)))
+SECTIONS = Job.__bases__[1:]  # behind Record
+FLAGS = tuple(dict.fromkeys(option.name for option in options_of(*SECTIONS)))
 _DEGREES = (
     "tensor_parallel_degree",
     "pipeline_parallel_degree",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
 from paddle_te.host import HOSTS
-from paddle_te.job.record import DPO, FINETUNE, FLAGS, KTO, PRETRAIN, Job
+from paddle_te.job.record import DPO, FINETUNE, FLAGS, KTO, PRETRAIN, SECTIONS, Job
 from paddle_te.options.option import FLAG, Option, options_of
 from paddle_te.options.scripts import (
     FinetuneData,
@@ -36,31 +36,36 @@ _WITHOUT = {
 def options(script: str | None = None) -> dict[str, Option]:
     """The options of a script, or of all, by name."""
     without = _WITHOUT[script] if script else ()
-    return {option.name: option for option in options_of(*(each for each in Job.__bases__ if each not in without))}
+    return {option.name: option for option in options_of(*(each for each in SECTIONS if each not in without))}
 
 
-def read(
-    words: Iterable[str], names: Iterable[str] = FLAGS, known: Mapping[str, Option] | None = None
-) -> tuple[dict[str, object], list[str]]:
+def read(words: Iterable[str], names: Iterable[str] = FLAGS) -> tuple[dict[str, object], list[str]]:
     """({flag: value} of those named that stand among the words, the other words). The last of two counts.
 
-    known: options by name, by default a Job's. Raises ValueError for a value that a flag may not have.
+    Raises ValueError for a value that a flag may not have.
     """
-    known = options() if known is None else known
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    try:
+        found, others = _parser(tuple(names)).parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error).removeprefix("argument ")) from error
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}, others
+
+
+@cache
+def _parser(names: tuple[str, ...]) -> argparse.ArgumentParser:
+    """Return the parser of some flags of a Job."""
+    # argparse asks for a formatter at each argument, and that one for the terminal's width
+    form = partial(argparse.HelpFormatter, width=80)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, formatter_class=form)
     for name in names:
-        kind = known[name].kind
+        kind = options()[name].kind
         several = kind.read is str.split
         reader = (
             _boolean if kind is FLAG else (lambda text, kind=kind: kind.argument(text)[0]) if several else kind.argument
         )
         count = {"nargs": "+"} if several else {"nargs": "?", "const": True} if kind is FLAG else {}
         parser.add_argument(f"--{name}", type=reader, default=argparse.SUPPRESS, **count)
-    try:
-        found, others = parser.parse_known_args(list(words))
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error).removeprefix("argument ")) from error
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}, others
+    return parser
 
 
 def _boolean(text: str) -> bool:

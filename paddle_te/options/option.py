@@ -13,6 +13,8 @@ from dataclasses import MISSING, Field, dataclass, field, replace
 from functools import partial
 from typing import Any, List, Optional, TypeVar, dataclass_transform
 
+from paddle_te.records import record
+
 
 def shown(value: object) -> str:
     """Return a value as an error message has it: in one line that a terminal and a log can hold."""
@@ -208,8 +210,7 @@ def theirs(kind: Kind, *, default: Any = None, **about: Any) -> Any:
 def section(cls: type[_Section]) -> type[_Section]:
     """Class decorator: fields for a frozen dataclass to inherit, all of them options, in OPTIONS by name."""
     options = [Option(n, **each.metadata["option"]) for n, each in vars(cls).items() if isinstance(each, Field)]
-    # a section has no instances of its own: what a dataclass generates would only take time at each start
-    return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)(with_options(*options)(cls))
+    return record(with_options(*options)(cls))
 
 
 def options_of(*sections: Any) -> tuple[Option, ...]:
@@ -258,9 +259,9 @@ def configure(config: object, *arguments: Any) -> None:
 
     arguments: instances of dataclasses `with_options`.
     """
-    for record in arguments:
-        for name in (option.name for option in record.OPTIONS.values() if option.config):
-            setattr(config, name, getattr(record, name))
+    for each in arguments:
+        for name in (option.name for option in each.OPTIONS.values() if option.config):
+            setattr(config, name, getattr(each, name))
 
 
 def _word(value: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from paddle_te.options.option import (
     BELOW_ONE,
@@ -39,6 +39,7 @@ from paddle_te.options.option import (
     theirs,
     whole,
 )
+from paddle_te.records import Record, record
 
 # --transformer_engine_backend by the short names that the launcher, reports and tests have
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
@@ -761,8 +762,8 @@ LAYER_OPTIONS = {option.name: option for option in LAYERS}
 PRETRAINING, PRETRAIN_MODEL, PRETRAIN_DATA = map(options_of, (Schedule, PretrainModel, PretrainData))
 
 
-@dataclass(frozen=True)
-class LayerOptions(Layers):
+@record
+class LayerOptions(Record, Layers):
     """What a model's configuration says of its decoder layers: LayerOptions.of(config).fp8_recipe.
 
     fuse_wgrad_accumulation follows from other flags, see `runs.main_gradients`.

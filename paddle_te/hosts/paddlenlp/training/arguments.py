@@ -24,6 +24,7 @@ from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.removed import check_removed
 from paddle_te.options.scripts import LAYERS, PRETRAINING, TRAINING, PretrainModel
 from paddle_te.outputs import check_folder
+from paddle_te.records import Record, record
 from paddle_te.runs.rollback import Rollback
 from paddle_te.training.trackers import TRACKERS
 
@@ -110,8 +111,8 @@ def check_weights_folder(arguments: object, flag: str = "model_name_or_path") ->
         raise FileNotFoundError(f"--{flag} {folder}: there is no such folder; weights are not downloaded")
 
 
-@dataclass(frozen=True)
-class ModelArguments(PretrainModel):
+@record
+class ModelArguments(Record, PretrainModel):
     """Which model, and how PaddleNLP builds it."""
 
     def __post_init__(self) -> None:
@@ -161,8 +162,8 @@ class ScriptParser(PdArgumentParser):
                 self.error(f"{rest[0]}: no flag before it takes this value")
             near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
             self.error(f"{word}: there is no such flag" + (f"; did you mean {near[0]}?" if near else ""))
-        for record in self.dataclass_types:
-            check_values(flags, BOUNDS, record.OPTIONS)
+        for each in self.dataclass_types:
+            check_values(flags, BOUNDS, each.OPTIONS)
         return flags, rest
 
 

@@ -7,7 +7,6 @@ both see the same batches in the same order. What is wrong with the data is told
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.options import check_values
 from paddle_te.options.scripts import PretrainData, proportions
+from paddle_te.records import Record, record
 from paddle_te.runs.identity import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
 Datasets = Sequence[Any]  # of the parts of a run; None for a part that it does not have
 
 
-@dataclass(frozen=True)
-class DataArguments(PretrainData):
+@record
+class DataArguments(Record, PretrainData):
     """What to train on. Names and defaults are PaddleNLP's; mock_data is ours, and DOCUMENT_FLAGS are Megatron's."""
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ ones ("zero padding") carry positions and boundaries that keep the samples of a 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,14 @@ from paddle_te.hosts.paddlenlp.training.packing import separation
 from paddle_te.ops import documents
 from paddle_te.options import check_values
 from paddle_te.options.scripts import FinetuneData
+from paddle_te.records import Record, record
 from paddle_te.runs.identity import fingerprint
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FinetuneDataArguments(FinetuneData):
+@record
+class FinetuneDataArguments(Record, FinetuneData):
     """What to fine-tune on. Names are those of PaddleNLP's run_finetune."""
 
     def __post_init__(self) -> None:

@@ -24,11 +24,12 @@ from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.job import FINETUNE
 from paddle_te.options import check_values
 from paddle_te.options.scripts import FinetuneModel
+from paddle_te.records import Record, record
 from paddle_te.training.throughput import ThroughputCallback, model_flops_per_token
 
 
-@dataclass(frozen=True)
-class FinetuneModelArguments(FinetuneModel):
+@record
+class FinetuneModelArguments(Record, FinetuneModel):
     """Which model, and what of it is trained."""
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from paddle_te.hosts.paddlenlp.training.packing import separation
 from paddle_te.ops import documents
 from paddle_te.options import check_values
 from paddle_te.options.scripts import PreferenceData
+from paddle_te.records import Record, record
 from paddle_te.runs.identity import fingerprint
 from paddle_te.training.loss_weights import COUNTS
 
@@ -33,8 +33,8 @@ MEMBERS, LENGTHS, PRESENT, GOOD, REFERENCE = "members", "answer_tokens", "presen
 LABELS_MULTIPLE = 128  # their number is rounded up to it, so that allocations repeat
 
 
-@dataclass(frozen=True)
-class PreferenceDataArguments(PreferenceData):
+@record
+class PreferenceDataArguments(Record, PreferenceData):
     """What to tune on. Names are those of PaddleNLP's run_dpo; `dataset_name_or_path` is run_finetune's."""
 
     zero_padding: ClassVar[bool] = True  # always

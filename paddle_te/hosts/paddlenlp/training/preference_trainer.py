@@ -17,6 +17,7 @@ from paddle_te.hosts.paddlenlp.training.preference_reference import Reference, S
 from paddle_te.job import DPO, KTO
 from paddle_te.options import check_values
 from paddle_te.options.scripts import PairPreference, SinglePreference
+from paddle_te.records import Record, record
 from paddle_te.training.loss_weights import COUNTS
 from paddle_te.training.preference_loss import Answer, Answers, KTOLoss, PairLoss
 
@@ -43,8 +44,8 @@ def settings_of(kind: type[Any], said: Any) -> dict[str, Any]:
     return {name: getattr(said, name) for name in names}
 
 
-@dataclass(frozen=True)
-class DPOConfig(PairPreference):
+@record
+class DPOConfig(Record, PairPreference):
     """How pairs are compared. Names and defaults are PaddleNLP's."""
 
     def __post_init__(self) -> None:
@@ -55,8 +56,8 @@ class DPOConfig(PairPreference):
         return PairLoss(**settings_of(PairLoss, self))
 
 
-@dataclass(frozen=True)
-class KTOConfig(SinglePreference):
+@record
+class KTOConfig(Record, SinglePreference):
     """How single answers are judged. Names and defaults are PaddleNLP's."""
 
     def __post_init__(self) -> None:
