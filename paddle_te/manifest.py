@@ -15,7 +15,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,6 +110,8 @@ def file_names(folder: str | Path) -> list[str]:
 
 def records(folder: str | Path, names: Iterable[str], threads: int = THREADS) -> dict[str, FileRecord]:
     """Return {name: FileRecord} of some of a folder's files."""
+    from concurrent.futures import ThreadPoolExecutor  # here, since only what checks many files needs it
+
     names = list(names)
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(lambda name: record(Path(folder) / name), names), strict=True))

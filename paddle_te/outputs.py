@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 
@@ -99,7 +98,9 @@ def _try_folder(path: Path) -> None:
         there = there.parent
     if not there.is_dir():
         raise ValueError(f"{there} is no folder")
-    with tempfile.TemporaryFile(dir=there):
+    from tempfile import TemporaryFile  # here, as it imports random numbers and compressions
+
+    with TemporaryFile(dir=there):
         pass
 
 
@@ -127,8 +128,10 @@ def _write_new(path: Path, content: bytes) -> None:
 
 def _keep(path: Path, content: bytes) -> str:
     """Write what was to become `path` to the folder for temporary files, or to standard output; say where it is."""
+    from tempfile import mkstemp  # as above
+
     try:
-        descriptor, name = tempfile.mkstemp(path.suffix[:20], f"{path.stem[:50]}-")
+        descriptor, name = mkstemp(path.suffix[:20], f"{path.stem[:50]}-")
     except OSError:
         return _print(content)
     try:

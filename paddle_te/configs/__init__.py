@@ -11,7 +11,8 @@ Imports neither paddle nor paddlenlp: the launcher checks its arguments with thi
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ MODEL_VALUES = (
 ).split()
 
 
-def known_names() -> list[str]:
+@cache
+def known_names() -> tuple[str, ...]:
     """Return the names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, `Qwen/Qwen2.5-7B`, ..."""
-    return sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("config.json"))
+    return tuple(sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("config.json")))
 
 
 def canonical(name: str) -> str | None:
@@ -62,6 +64,7 @@ def canonical(name: str) -> str | None:
     return _written().get(name.lower())
 
 
+@cache
 def _written() -> dict[str, str]:
     """Return {each way to write a known model's name, in lower case: the name}."""
     names: dict[str, str] = {}
@@ -93,7 +96,7 @@ def resolve(name_or_path: str) -> Path:
     )
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     """Return names in a line, without the organisation of the one before, and as "-72B" where only the end differs."""
     shown, before, whose = list[str](), "", ""
     for name in names:
@@ -106,6 +109,8 @@ def _listed(names: list[str]) -> str:
 
 def _like(name: str) -> list[str]:
     """Return the names of known models that are most like another one."""
+    from difflib import get_close_matches  # here, since only a wrong name needs it
+
     written = _written()
     return [*dict.fromkeys(written[each] for each in get_close_matches(name.lower(), written, n=2))]
 

@@ -6,7 +6,6 @@ have, but our layers or PaddleNLP's do not compute, is refused by `check_compute
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
@@ -147,8 +146,10 @@ def _is_known(name: str, value: Any, known: Mapping[str, Any]) -> bool:
 
 
 def _similar(name: str, known: Iterable[str]) -> str | None:
+    from difflib import get_close_matches  # here, since only a key that nobody knows needs it
+
     plain = name.lower().replace("-", "_").strip()
-    return next(iter(difflib.get_close_matches(plain, sorted({*known, *CHANGING}), 1, SIMILAR)), None)
+    return next(iter(get_close_matches(plain, sorted({*known, *CHANGING}), 1, SIMILAR)), None)
 
 
 def _is_another_familys(name: str, value: object) -> bool:

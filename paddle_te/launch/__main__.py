@@ -10,20 +10,25 @@ import argparse
 import importlib.util
 import os
 import sys
+from typing import cast
 
 from paddle_te.host import HostError, find
-from paddle_te.launch import arguments, dpo, finetune, kto, pretrain
+from paddle_te.launch import JobModule, arguments
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.recipe import RECIPE
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete
 
-JOBS = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo, "kto": kto}
+JOBS = ("pretrain", "finetune", "dpo", "kto")  # modules beside this one
+
+
+def _job(name: str) -> JobModule:
+    return cast("JobModule", importlib.import_module(f"paddle_te.launch.{name}"))
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:
     """The parser of a job's arguments, with the defaults of an empty environment."""
-    return arguments.make_parser(JOBS[name], {})
+    return arguments.make_parser(_job(name), {})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             raise LaunchError(f"job: {name!r} must be one of {', '.join(JOBS)}")
         if print_config := PRINT_CONFIG in words:
             words.remove(PRINT_CONFIG)
-        plan, args = make_plan(JOBS[name], words, {**os.environ, **({"DRY_RUN": "1"} if print_config else {})})
+        plan, args = make_plan(_job(name), words, {**os.environ, **({"DRY_RUN": "1"} if print_config else {})})
         if not args.DRY_RUN and importlib.util.find_spec("paddle") is None:
             raise LaunchError(
                 f"PYTHON: {sys.executable} has no paddle; install one (pip install 'paddle_te[cpu,paddlenlp]', or "
@@ -47,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}{without}".replace("\n", " "), file=sys.stderr)
         return 2
     if print_config:
-        print(complete(JOBS[name], args))
+        print(complete(_job(name), args))
         return 0
     if args.DRY_RUN:
         for path, text in plan.files.items():
@@ -57,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from paddle_te.launch.job import run
 
-    return run(JOBS[name], plan, args)
+    return run(_job(name), plan, args)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from typing import NoReturn
 
 from paddle_te.host import HOSTS
 from paddle_te.launch import JobModule, run_files
-from paddle_te.launch.auto import leave_to_planner
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options.launcher import FALLBACKS, VARIABLES
+from paddle_te.options.launcher import AUTO, FALLBACKS, VARIABLES
 from paddle_te.options.removed import check_removed
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of installed packages
 SCRIPTS = ROOT / "paddle_te/scripts"
+# What a layout consists of, in the order of the arguments
+LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
 
 
 def by_name(job: JobModule, words: list[str]) -> list[str]:
@@ -126,5 +127,25 @@ def parse(job: JobModule, words: list[str], environ: Mapping[str, str]) -> argpa
     words = by_name(job, words)
     args = make_parser(job, environ).parse_args(words)
     given = {word[2:].partition("=")[0] for word in words} | {*job.FIXED}
-    leave_to_planner(args, given | {option.name for option in job.VARIABLES if _from(environ, option.name)})
+    _leave_to_planner(args, given | {option.name for option in job.VARIABLES if _from(environ, option.name)})
     return args
+
+
+def _leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
+    """Make the arguments of the layout auto that are not `given`, where one of them is auto.
+
+    Their defaults belong to another layout.
+
+    Raises LaunchError where TOKENS_PER_STEP is given and no argument is auto.
+    """
+    if not left_to_planner(args):
+        if args.TOKENS_PER_STEP:
+            raise LaunchError("TOKENS_PER_STEP goes with auto, as in TP=auto; else batch_size_per_device and GA say it")
+        return
+    for name in {*LAYOUT} - given:
+        setattr(args, name, AUTO)
+
+
+def left_to_planner(args: argparse.Namespace) -> list[str]:
+    """The names of what of the layout is auto."""
+    return [name for name in LAYOUT if getattr(args, name, None) == AUTO]

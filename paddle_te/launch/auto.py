@@ -9,11 +9,12 @@ from typing import Any
 
 from paddle_te import commands
 from paddle_te.job import Job, words
+from paddle_te.launch.arguments import LAYOUT, left_to_planner
 from paddle_te.launch.cards import card_of
-from paddle_te.launch.flags import extra_words
+from paddle_te.launch.flags import extra_words, planner_knows
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, METHODS
-from paddle_te.planner import GPUS, LONG, Gpu, Model, Plan, search, usual_tokens
+from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import (
     ADAPTER,
     COUNTED,
@@ -23,32 +24,13 @@ from paddle_te.planner.layout import (
     recompute_text,
     shape,
 )
+from paddle_te.planner.model import Model
+from paddle_te.planner.plan import Plan
 from paddle_te.planner.ranking import costs
+from paddle_te.planner.search import LONG, search, usual_tokens
 
-# What a layout consists of, in the order of the arguments
-LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
 # The variable whose auto is its default, and leaves the layout to the user; the planner fills it in with a layout
 OVERLAP = "OVERLAP"
-
-
-def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
-    """Make the arguments of the layout auto that are not `given`, where one of them is auto.
-
-    Their defaults belong to another layout.
-
-    Raises LaunchError where TOKENS_PER_STEP is given and no argument is auto.
-    """
-    if not _left(args):
-        if args.TOKENS_PER_STEP:
-            raise LaunchError("TOKENS_PER_STEP goes with auto, as in TP=auto; else batch_size_per_device and GA say it")
-        return
-    for name in {*LAYOUT} - given:
-        setattr(args, name, AUTO)
-
-
-def _left(args: argparse.Namespace) -> list[str]:
-    """The names of what of the layout is auto."""
-    return [name for name in LAYOUT if getattr(args, name, None) == AUTO]
 
 
 def fill(args: argparse.Namespace, config: dict[str, Any], world: int) -> None:
@@ -57,9 +39,7 @@ def fill(args: argparse.Namespace, config: dict[str, Any], world: int) -> None:
     config: the model's. world: devices of the job.
     Raises LaunchError where the planner does not know the job or its GPUs, and where no layout fits.
     """
-    names = _left(args)
-    if not names:
-        return
+    names = left_to_planner(args)
     names += [OVERLAP] * (args.OVERLAP == AUTO)
     _check_known(args)
     flags, others = _flags(args)
@@ -84,11 +64,6 @@ def _values(layout: Job) -> dict[str, object]:
 def _said(args: argparse.Namespace, name: str) -> str:
     """An argument as it would be written."""
     return f"{name}={str(getattr(args, name)).lower()}"
-
-
-def planner_knows(args: argparse.Namespace) -> bool:
-    """Whether the planner has memory and time of such jobs."""
-    return args.backend == "te" and args.precision != "fp32"
 
 
 def _check_known(args: argparse.Namespace) -> None:

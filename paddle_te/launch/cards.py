@@ -9,10 +9,11 @@ from typing import Any
 from paddle_te import commands
 from paddle_te.job import Job
 from paddle_te.launch.machines import LaunchError, gpu_names
-from paddle_te.planner import GPUS, Gpu, Memory, Model, Plan, memory_of_step
-from paddle_te.planner.gpus import called
+from paddle_te.planner.gpus import GPUS, Gpu, called
 from paddle_te.planner.layout import adapter_flags, extra_arguments, launcher_arguments
-from paddle_te.planner.memory import lacking
+from paddle_te.planner.memory import Memory, lacking, memory_of_step
+from paddle_te.planner.model import Model
+from paddle_te.planner.plan import Plan
 from paddle_te.planner.remedies import bill, remedies
 
 DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/planner.md)

@@ -22,13 +22,15 @@ from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
 from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
 
+# PaddleNLP's tokenizers whose models have no configuration here
+_TOKENIZERS = tuple(f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b"))
 
-@cache
-def _tokenizers() -> list[str]:
-    """Return the tokenizers that PaddleNLP knows by name and downloads; any other one is a folder."""
-    models = [name for name in configs.known_names() if "/" in name]
-    theirs = [name for name in models if configs.read_model(name).family.model_type in PADDLENLP]
-    return theirs + [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
+
+def _has_download(name: str | None) -> bool:
+    """Return whether PaddleNLP knows a tokenizer of this name and downloads it; any other one is a folder."""
+    if name is None or "/" not in name or name not in configs.known_names():
+        return name in _TOKENIZERS
+    return configs.read_model(name).family.model_type in PADDLENLP
 
 
 def read_config(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,8 +111,9 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
         check_tokenizer_folder(folder)
         return str(folder.absolute())
     full = configs.canonical(name) or name
-    if full not in _tokenizers():
-        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(_tokenizers())}")
+    if not _has_download(full):
+        known = filter(_has_download, (*configs.known_names(), *_TOKENIZERS))
+        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(known)}")
     return full
 
 
@@ -134,7 +137,7 @@ def _own_tokenizer(args: argparse.Namespace) -> str:
     if (folder / "config.json").is_file():
         own = args.model_name if _has_tokenizer(folder) else None
     else:
-        own = known if known in _tokenizers() else None
+        own = known if _has_download(known) else None
     if own is None and not args.MOCK_DATA:
         raise LaunchError(
             f"tokenizer_name: {args.model_name!r} comes without a tokenizer; give the folder of the one with which the "

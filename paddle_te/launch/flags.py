@@ -102,6 +102,11 @@ def ranks_of_a_sequence(args: argparse.Namespace) -> int:
     return args.TP * args.PP * args.SEP * args.CP
 
 
+def planner_knows(args: argparse.Namespace) -> bool:
+    """Whether the planner has memory and time of such jobs."""
+    return args.backend == "te" and args.precision != "fp32"
+
+
 def _number(value: object) -> object:
     """1 and 0 for true and false, as the scripts read them."""
     return int(value) if isinstance(value, bool) else value

@@ -6,7 +6,6 @@ Imports neither paddle nor paddlenlp, which take seconds.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import itertools
 import re
@@ -62,9 +61,11 @@ def _cuda_devices(chosen: str, listing: list[str] | None = None) -> list[str]:
 
 
 def _has_paddle_gpu() -> bool:
+    from importlib import metadata  # here, as it imports what reads e-mail
+
     try:
-        return bool(importlib.metadata.version("paddlepaddle-gpu"))
-    except importlib.metadata.PackageNotFoundError:
+        return bool(metadata.version("paddlepaddle-gpu"))
+    except metadata.PackageNotFoundError:
         return False
 
 

@@ -16,11 +16,9 @@ from paddle_te import host
 from paddle_te.job import Job
 from paddle_te.job.words import job_of, printed
 from paddle_te.launch import JobModule
-from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
-from paddle_te.launch.auto import fill, planner_knows
-from paddle_te.launch.cards import check_memory
+from paddle_te.launch.arguments import ROOT, left_to_planner, name_of, parse, script_of
 from paddle_te.launch.checks import check_here, check_output, check_start
-from paddle_te.launch.flags import check_asked, extra_flags, extra_words, ranks_of_a_sequence
+from paddle_te.launch.flags import check_asked, extra_flags, extra_words, planner_knows, ranks_of_a_sequence
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
@@ -104,7 +102,10 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
         paddleformers.check_arguments(job, args, devices.kind, nodes)
     world = len(devices.ids) * nodes.count
     config = job.model_config(args)
-    fill(args, config, world)
+    if left_to_planner(args):
+        from paddle_te.launch.auto import fill  # here, as it imports the planner
+
+        fill(args, config, world)
     if args.FSDP == "all":
         args.FSDP = max(1, world // ranks_of_a_sequence(args))
     check_asked(job, args, devices.kind, world, config)
@@ -120,6 +121,8 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
     program = _program(job, args, config, devices, world, folder, output)
     layout = program.asked if planner_knows(args) else None
     if devices.kind != "cpu":
+        from paddle_te.launch.cards import check_memory  # here, as it imports the planner
+
         check_memory(args, config, layout)
     command = [*launch_command(devices, nodes, logs), program.script, *program.words]
     _check_restarts(args, nodes)

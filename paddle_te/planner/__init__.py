@@ -17,16 +17,3 @@
 
 All numbers of hardware stand in `gpus`; `memory` and `speed` have the formulas, with their sources.
 """
-
-from paddle_te.planner.gpus import GPUS, Gpu
-from paddle_te.planner.layout import layout
-from paddle_te.planner.memory import Memory, memory_of_step
-from paddle_te.planner.model import Model
-from paddle_te.planner.plan import Plan
-from paddle_te.planner.search import LONG, search, usual_tokens
-from paddle_te.planner.speed import time_of_step
-
-__all__ = [
-    "GPUS", "LONG", "Gpu", "Memory", "Model", "Plan", "layout", "memory_of_step",
-    "search", "time_of_step", "usual_tokens",
-]  # fmt: skip

@@ -15,7 +15,7 @@ from paddle_te.host import HostArguments, HostConfig
 from paddle_te.models.experts import ROUTING
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
-from paddle_te.planner import Model
+from paddle_te.planner.model import Model
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.runs.lines import of_preferences, samples_of_step
 from paddle_te.training.callback import Callback, Control, State

@@ -19,8 +19,11 @@ from paddle_te.launch import auto, cards, finetune, machines, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Model, command, search, usual_tokens
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner import command
+from paddle_te.planner.gpus import GPUS
+from paddle_te.planner.layout import layout as layout_of
+from paddle_te.planner.model import Model
+from paddle_te.planner.search import search, usual_tokens
 from paddle_te.weights.contents import convert_command, merge_command
 from paddle_te.weights.inspection import _manifest
 from tests.unit.hosts.paddlenlp.native import tiny_config

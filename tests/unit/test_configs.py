@@ -11,7 +11,7 @@ import pytest
 from paddle_te import configs
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
-from paddle_te.planner import Model
+from paddle_te.planner.model import Model
 from paddle_te.weights import Dims
 from paddle_te.weights.layout import hf_layout
 

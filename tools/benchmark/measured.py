@@ -15,11 +15,15 @@ from pathlib import Path
 
 from paddle_te.job import Job
 from paddle_te.job.words import read
-from paddle_te.planner import GPUS, Model, Plan, memory_of_step, time_of_step
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import COUNTED as FLAGS
+from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.layout import row_of
 from paddle_te.planner.measured import FILE, model_of_row
+from paddle_te.planner.memory import memory_of_step
+from paddle_te.planner.model import Model
+from paddle_te.planner.plan import Plan
+from paddle_te.planner.speed import time_of_step
 from tools.benchmark import finetuning
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
-from paddle_te.planner import layout as layout_of  # noqa: E402
+from paddle_te.planner.layout import layout as layout_of  # noqa: E402
 from tools.benchmark import scaling_model  # noqa: E402
 
 # Results of step.py and throughput.py. Peers of one panel ran in turn.

@@ -17,11 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te import configs  # noqa: E402
-from paddle_te.planner import GPUS, Model, search, usual_tokens  # noqa: E402
 from paddle_te.planner.command import by_name  # noqa: E402
-from paddle_te.planner.gpus import at_hand  # noqa: E402
+from paddle_te.planner.gpus import GPUS, at_hand  # noqa: E402
 from paddle_te.planner.layout import extra_arguments, launcher_arguments, row_of, shape  # noqa: E402
+from paddle_te.planner.model import Model  # noqa: E402
 from paddle_te.planner.plan import Plan  # noqa: E402
+from paddle_te.planner.search import search, usual_tokens  # noqa: E402
 from tools.benchmark import report  # noqa: E402
 from tools.benchmark.measured import as_json  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402

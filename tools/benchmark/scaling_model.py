@@ -21,8 +21,13 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te import configs  # noqa: E402
 from paddle_te.outputs import file_argument, write_file  # noqa: E402
-from paddle_te.planner import GPUS, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
+from paddle_te.planner.gpus import GPUS  # noqa: E402
 from paddle_te.planner.layout import shape  # noqa: E402
+from paddle_te.planner.memory import memory_of_step  # noqa: E402
+from paddle_te.planner.model import Model  # noqa: E402
+from paddle_te.planner.plan import Plan  # noqa: E402
+from paddle_te.planner.search import search  # noqa: E402
+from paddle_te.planner.speed import time_of_step  # noqa: E402
 from tools.benchmark import measured  # noqa: E402
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS  # noqa: E402
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from paddle_te.planner import Model, memory_of_step
-from paddle_te.planner import layout as layout_of
-from paddle_te.planner.memory import GEMM_WORKSPACE
+from paddle_te.planner.layout import layout as layout_of
+from paddle_te.planner.memory import GEMM_WORKSPACE, memory_of_step
+from paddle_te.planner.model import Model
 from tests.multiprocess.hosts import step_memory
 from tests.nvgpu_processes import build_host, run
 

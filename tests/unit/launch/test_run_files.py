@@ -10,9 +10,9 @@ from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS as CARDS
-from paddle_te.planner import Model, memory_of_step
-from paddle_te.planner.memory import lacking
+from paddle_te.planner.gpus import GPUS as CARDS
+from paddle_te.planner.memory import lacking, memory_of_step
+from paddle_te.planner.model import Model
 from tests.sizes import TINY
 from tests.small_corpora import write_corpus
 

@@ -7,8 +7,9 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.ops.te import offload
-from paddle_te.planner import Model, memory
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner import memory
+from paddle_te.planner.layout import layout as layout_of
+from paddle_te.planner.model import Model
 from tests import emulated_te
 from tests.poison import poison_allocations
 

@@ -6,8 +6,8 @@ from paddle_te.job.words import job_of
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import layout as layout_of
 from paddle_te.planner.layout import COUNTED
+from paddle_te.planner.layout import layout as layout_of
 from tests.unit.planner.test_search import write_model
 
 ENVIRON = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "nvgpu", "CUSTOM_DEVICE_ROOT": ""}

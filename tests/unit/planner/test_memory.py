@@ -7,9 +7,11 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.planner import GPUS, Model, memory
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner import memory
 from paddle_te.planner.frozen import frozen_of
+from paddle_te.planner.gpus import GPUS
+from paddle_te.planner.layout import layout as layout_of
+from paddle_te.planner.model import Model
 
 SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, head_dim=16, vocabulary=1000)
 

@@ -3,7 +3,9 @@
 import pytest
 
 from paddle_te import configs
-from paddle_te.planner import GPUS, Model, layout
+from paddle_te.planner.gpus import GPUS
+from paddle_te.planner.layout import layout
+from paddle_te.planner.model import Model
 from paddle_te.planner.remedies import COMPACT, FP8_BASE, remedies
 
 MODEL = Model.of(configs.read("llama-3-8b"))

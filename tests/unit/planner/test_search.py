@@ -9,11 +9,14 @@ import pytest
 from paddle_te import configs
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Model, command, formulas, memory_of_step, search
+from paddle_te.planner import command, formulas
+from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import by_flag, extra_arguments, memory_text, recompute_text
 from paddle_te.planner.measured import all_that_ran, has_run, speed_of
-from paddle_te.planner.memory import fits
+from paddle_te.planner.memory import fits, memory_of_step
+from paddle_te.planner.model import Model
 from paddle_te.planner.ranking import computed_again, costs, rank
+from paddle_te.planner.search import search
 from tests import small_tokenizers
 
 LORA = dict(rank=16, targets="attention", fp8_base=True)

@@ -6,8 +6,10 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.planner import GPUS, Model, memory, offloaded, speed
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner import memory, offloaded, speed
+from paddle_te.planner.gpus import GPUS
+from paddle_te.planner.layout import layout as layout_of
+from paddle_te.planner.model import Model
 
 # round numbers: nothing slows anything down, and nothing takes latency
 ROUND = replace(

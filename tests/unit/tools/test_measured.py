@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.measured import all_that_ran
 from tools.benchmark import measured
 

@@ -16,9 +16,10 @@ from paddle_te.job import Job
 from paddle_te.job.words import printed
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
-from paddle_te.planner import GPUS, Gpu, Model, memory_of_step
+from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import adapter_flags, extra_arguments, shape
-from paddle_te.planner.memory import lacking
+from paddle_te.planner.memory import lacking, memory_of_step
+from paddle_te.planner.model import Model
 from paddle_te.planner.remedies import bill, remedies
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.training.throughput import device_name

@@ -11,8 +11,10 @@ from paddle_te import configs
 from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments
-from paddle_te.planner import GPUS, Model, memory_of_step
-from paddle_te.planner import layout as layout_of
+from paddle_te.planner.gpus import GPUS
+from paddle_te.planner.layout import layout as layout_of
+from paddle_te.planner.memory import memory_of_step
+from paddle_te.planner.model import Model
 from paddle_te.planner.remedies import remedies
 from paddle_te.runs.rollback import RunEnded
 from tests.unit.hosts.paddlenlp.training.test_arguments import parse
