@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from paddle_te.native import ScalingMode
+from paddle_te.native import DType, ScalingMode
+from paddle_te.native.experts import shares_of_row
 from tests.emulated_te import ELEMENTS, GREATEST, Blocks, Form, at
 
 
@@ -265,10 +266,49 @@ def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, a
     at(scale_inv, (experts,), np.float32)[...] = 1 / at(scale, (1,), np.float32) if scale else 1
 
 
+def _activated(form, values, begins, experts, data, transposed, scale, amax, scale_inv, *statistics):
+    """Casts numbers of rows to each expert's matrix; padding behind them stays."""
+    unused, columns = np.zeros(1, np.float32), values.shape[1]
+    for begin, end in zip(begins, begins[1:], strict=False):
+        if end > begin:
+            places = [place and place + int(begin) * columns for place in (data, transposed)]
+            form.write(values[begin:end], *places, scale, amax, unused.ctypes.data, *statistics)
+    at(scale_inv, (experts,), np.float32)[...] = 1 / at(scale, (1,), np.float32) if scale else 1
+
+
+def experts_swiglu(form, dy, z, prob_of, begins, *arguments):
+    """kernels/experts_swiglu.cu, without and with GRADIENT."""
+    *target, shares, experts, rows, columns = arguments
+    begins = at(begins, (experts + 1,), np.int64) // columns
+    used = begins[-1]
+    z, prob = at(z, (used, 2 * columns), form.dtype).astype(np.float32), at(prob_of, (rows,), np.float32)[:used, None]
+    gate, up = np.split(z, 2, 1)
+    with np.errstate(over="ignore"):
+        sigmoid = 1 / (1 + np.exp(-gate))
+    silu = gate * sigmoid
+    if not dy:
+        return _activated(form, silu * up * prob, begins, experts, *target)
+    dy = at(dy, (used, columns), form.dtype).astype(np.float32)
+    if shares:
+        each = shares_of_row(columns, {2: DType.BFLOAT16, 4: DType.FLOAT32}[np.dtype(form.dtype).itemsize])
+        of_tiles = (dy * silu * up).reshape(used, each, columns // each).sum(-1)
+        at(shares, (rows, each), np.float32)[:used] = of_tiles
+    gradient = np.concatenate([dy * prob * up * (sigmoid * (1 + gate * (1 - sigmoid))), dy * prob * silu], 1)
+    return _activated(form, gradient, begins, experts, *target)
+
+
+experts_dswiglu = experts_swiglu
+
+
+def experts_row_sums(grid, numbers, sums, rows, columns):
+    at(sums, (rows,), np.float32)[...] = at(numbers, (rows, columns), np.float32).sum(1)
+
+
 def launch(kernel, grid, *arguments):
-    """A kernel of experts.cu or experts_cast.cu, by its name."""
-    if kernel.startswith("experts_cast_transpose"):
-        return experts_cast_transpose(Form(*kernel.split()[1:4]), *arguments)
+    """A kernel of experts.cu, experts_cast.cu or experts_swiglu.cu, by its name."""
+    name, *defines = kernel.split()
+    if name in ("experts_cast_transpose", "experts_swiglu", "experts_dswiglu"):
+        return globals()[name](Form(*defines[:3]), *arguments)
     name, _, dtype = kernel.rpartition("_")
     if dtype in ELEMENTS:
         return globals()[name](ELEMENTS[dtype], grid, *arguments)

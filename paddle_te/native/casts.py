@@ -13,7 +13,7 @@ from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
 FLOAT8: dict[int, str] = {DType.FLOAT8_E4M3: "e4m3", DType.FLOAT8_E5M2: "e5m2"}
-_VECTORS, _PATCH_ROWS = 8, 4  # of a row of a tile, and the rows of which a thread has a vector each
+VECTORS, _PATCH_ROWS = 8, 4  # of a row of a tile, and the rows of which a thread has a vector each
 
 
 class CastTarget(NamedTuple):
@@ -102,9 +102,9 @@ def launch(
     more: macros that the file is compiled with beside the Form's `defines`.
     """
     compiled = kernel(name, file, stream.capability, **form.defines(name, tiling), **more)
-    width = _VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
+    width = VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
     blocks = sum([-(-rows // tiling.tile_rows) * -(-columns // width) for rows, columns in sizes])
-    te.launch(compiled, blocks, tiling.tile_rows // _PATCH_ROWS * _VECTORS, 0, stream, *arguments)
+    te.launch(compiled, blocks, tiling.tile_rows // _PATCH_ROWS * VECTORS, 0, stream, *arguments)
 
 
 CAST_TILING = Tiling(128, 8, 6)

@@ -1,4 +1,4 @@
-"""Move tokens to the rows of their experts and back (kernels/experts.cu, kernels/experts_cast.cu).
+"""Move tokens to the rows of their experts and back, and activate these (kernels/experts*.cu).
 
 Addresses are ints; tensors are contiguous. routing_map: bytes [tokens, experts]. The rows of an expert are its tokens
 in their order, then padding up to a multiple; the experts' rows follow each other.
@@ -16,6 +16,8 @@ _BLOCK, _MOST_EXPERTS = 256, 1024
 _ZEROING_BLOCKS = 8  # of an expert
 _LANES = 32  # vectors of 16 bytes that a block sums
 CAST_TILING = Tiling(128, 8, 5)
+SWIGLU_TILING, DSWIGLU_TILING = Tiling(128, 8, 4), Tiling(128, 8, 3)
+_WARP = 32
 
 
 class Sizes(NamedTuple):
@@ -135,6 +137,50 @@ def cast_transpose(
     kernel = "experts_cast_transpose", "experts_cast.cu", Form(dtype, float8), CAST_TILING
     given = *rows[:3], *target._replace(scale_inv=scale_inv).arguments, *rows[3:7]
     casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, target.defines)
+
+
+def swiglu_cast_transpose(
+    te: Shim, stream: Stream, rows: Rows, prob_of: int, target: CastTarget, scale_inv: int, form: Form
+) -> None:
+    """Cast SwiGLU of fc1's output times the probabilities of a Places to fp8, as `cast_transpose` casts its result.
+
+    rows: of fc1's output, [rows, 2 columns], as if it had `columns`, those of the result.
+    """
+    _activate(te, stream, ("experts_swiglu", SWIGLU_TILING), 0, rows, prob_of, target, scale_inv, 0, form)
+
+
+def dswiglu_cast_transpose(
+    te: Shim, stream: Stream, dy: int, rows: Rows, prob_of: int, target: CastTarget, scale_inv: int, shares: int,
+    form: Form,
+) -> None:  # fmt: skip
+    """Cast the gradient of fc1's output, [rows, 2 columns], from dy [rows, columns]; the rest as swiglu_cast_transpose.
+
+    shares: float32 [rows, shares_of_row], whose `row_sums` are the probabilities' gradients; 0: not wanted.
+    """
+    _activate(te, stream, ("experts_dswiglu", DSWIGLU_TILING), dy, rows, prob_of, target, scale_inv, shares, form)
+
+
+def _activate(
+    te: Shim, stream: Stream, kind: tuple[str, Tiling], dy: int, rows: Rows, prob_of: int, target: CastTarget,
+    scale_inv: int, shares: int, form: Form,
+) -> None:  # fmt: skip
+    (name, tiling), gradient = kind, int(dy != 0)
+    written = target._replace(scale_inv=scale_inv).arguments
+    given = dy, rows.x, prob_of, rows.begins, *written, shares, rows.experts, rows.rows, rows.columns
+    kernel, more = (name, "experts_swiglu.cu", form, tiling), {"GRADIENT": gradient, **target.defines}
+    casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, more)
+
+
+def shares_of_row(columns: int, dtype: int) -> int:
+    """Return the shares that `dswiglu_cast_transpose` has of a row; 0 where its tiles do not divide the columns."""
+    width = casts.VECTORS * ELEMENTS[dtype][1]
+    return 0 if columns % width else columns // width
+
+
+def row_sums(te: Shim, stream: Stream, numbers: int, sums: int, rows: int, columns: int) -> None:
+    """Write the sums of the rows of numbers [rows, columns] to sums [rows]; float32."""
+    function = kernel("experts_row_sums", "experts.cu", stream.capability)
+    te.launch(function, -(-rows * _WARP // _BLOCK), _BLOCK, 0, stream, numbers, sums, rows, columns)
 
 
 def add_bias(te: Shim, stream: Stream, rows: Rows, bias: int, prob_of: int, dtype: int) -> None:

@@ -25,8 +25,12 @@ def test_layers(gpu, poisoned, kind, empty):
     check(kind, 37, empty, gpu)
 
 
+IN_FP8 = ["mixtral", "qwen2", "deepseek", "bias", "capacity", "recompute_act", "recompute"]
+IN_FP8 += ["in_passing", "in_passing_recomputed"]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2", "deepseek", "bias", "capacity", "recompute_act", "recompute"])
+@pytest.mark.parametrize("kind", IN_FP8)
 def test_layers_in_fp8(gpu, poisoned, kind, recipe):
     check_fp8(kind, recipe, kind == "mixtral", gpu)
 

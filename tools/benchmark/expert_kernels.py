@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paddle_te.native import casts
 from tools.benchmark.expert_peers import ExpertDims
 from tools.benchmark.kernels import Bench, Stopwatch, Target
 from tools.benchmark.layer import free_memory
@@ -67,6 +68,53 @@ class Kernels:
         moved = 2 * read * rows.columns + 2 * rows.rows * rows.columns
         return Timed(lambda: self.experts.cast_transpose(bench.te, bench.stream, *given), moved)
 
+    def activations(self) -> dict[str, Timed]:
+        """Return SwiGLU of fc1's output and its gradient, each cast in the same pass, and behind the library's own."""
+        import paddle
+
+        bench, experts, rows, ffn = self.bench, self.experts, self.sizes.rows, self.dims.ffn
+        te, stream, e4m3 = bench.te, bench.stream, bench.e4m3
+        z, dact, act, dz = (bench.random(rows, n) for n in (2 * ffn, ffn, ffn, 2 * ffn))
+        scales, sums = paddle.empty([self.dims.experts], "float32"), paddle.empty([rows], "float32")
+        shares = paddle.empty([rows, experts.shares_of_row(ffn, bench.dtype)], "float32")
+        targets = [Target(bench, (rows, n), e4m3) for n in (ffn, 2 * ffn)]
+        self.kept += [z, dact, act, dz, scales, sums, shares, *targets]
+        prob_of, dprob_of = (
+            te.Tensor(at, (rows,), int(bench.float32)) for at in (self.places.prob_of, sums.data_ptr())
+        )
+        of_z, form = self.of_rows(z, 2)._replace(columns=ffn), casts.Form(bench.dtype, e4m3)
+        forward, backward = ((of_z, self.places.prob_of, target.cast, scales.data_ptr()) for target in targets)
+        cast_act, cast_dz = (
+            self.cast(self.of_rows(*x), y, scales) for x, y in zip(((act, 2), (dz, 1)), targets, strict=True)
+        )
+
+        def gradient() -> None:
+            experts.dswiglu_cast_transpose(te, stream, dact.data_ptr(), *backward, shares.data_ptr(), form)
+            experts.row_sums(te, stream, shares.data_ptr(), sums.data_ptr(), *shares.shape)
+
+        def library() -> None:
+            te.scaled_swiglu(bench.native(z), prob_of, bench.native(act), stream)
+            cast_act.call()
+
+        def librarys_gradient() -> None:
+            te.scaled_dswiglu(bench.native(dact), bench.native(z), prob_of, bench.native(dz), dprob_of, stream)
+            cast_dz.call()
+
+        return {
+            "SwiGLU, cast in passing": Timed(
+                lambda: experts.swiglu_cast_transpose(te, stream, *forward, form), 6 * rows * ffn
+            ),
+            "SwiGLU, the library's, then a cast": Timed(library, 6 * rows * ffn),
+            "its gradient, cast in passing": Timed(gradient, 10 * rows * ffn),
+            "its gradient, the library's, then a cast": Timed(librarys_gradient, 10 * rows * ffn),
+        }
+
+    def of_rows(self, x: Any, width: int) -> Any:
+        """Return the experts.Rows of x [rows, columns]; width: the place of the columns in `columns`."""
+        begins, columns = self.places.offsets + 8 * (self.dims.experts + 1) * width, x.shape[1]
+        given = x.data_ptr(), 0, begins, self.sizes.rows, self.dims.experts, self.sizes.rows, columns
+        return self.experts.Rows(*given, self.places.counts)
+
     def all(self) -> dict[str, Timed]:
         """Return each kernel's Timed."""
         import paddle
@@ -90,7 +138,7 @@ class Kernels:
             "combine": Timed(
                 lambda: experts.combine(bench.te, bench.stream, *out, bench.dtype), gathered + 2 * tokens * hidden
             ),
-        }
+        } | self.activations()
 
 
 def measure(arguments: argparse.Namespace, dims: ExpertDims) -> dict[str, dict[str, Any]]:

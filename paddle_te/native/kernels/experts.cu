@@ -230,6 +230,16 @@ __device__ void add_bias_products(const T* x, const int* token_of, const long lo
   of_rows[row] += total;
 }
 
+// A warp adds up a row's numbers [rows, columns], in the same order in every run.
+extern "C" __global__ void experts_row_sums(const float* numbers, float* sums, long long rows, long long columns) {
+  const long long thread = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x, row = thread / 32;
+  float sum = 0;
+  if (row < rows)
+    for (long long i = thread % 32; i < columns; i += 32) sum += numbers[row * columns + i];
+  for (int lanes = 1; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+  if (row < rows && thread % 32 == 0) sums[row] = sum;
+}
+
 #define EXPERTS(T)                                                                                                    \
   extern "C" __global__ void experts_gather_##T(const T* x, const int* token_of, T* y, long long tokens,              \
                                                 long long columns) {                                                  \

@@ -22,7 +22,7 @@ from paddle_te.native.library import cublas_version
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.interface import QuantizersOfTwo
 from paddle_te.ops.moe import ExpertWeights
-from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, runtime
+from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice, runtime
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
 
@@ -237,6 +237,30 @@ class _Placed(NamedTuple):
         rt.te.scaled_swiglu(hidden.native, self.of_rows(rt), act.native, rt.stream)
         return act
 
+    def casts_in_passing(self, hidden: Matrix, quantizer: RecordedQuantizer | None) -> bool:
+        """Say whether one kernel computes SwiGLU of `hidden`, or its gradient, and casts it."""
+        ffn = hidden.shape[1] // FC1_WIDTHS["swiglu"]
+        return quantizer is not None and kernel_choice.experts_swiglu(quantizer, ffn, self.code)
+
+    def activation(
+        self,
+        rt: Recorder,
+        hidden: Matrix,
+        activated: Matrix | None,
+        quantizer: RecordedQuantizer | None,
+        transposes: bool,
+    ) -> Grouped:
+        """Return `activated` as GEMMs read it; None where that is cast in passing."""
+        if activated is not None or quantizer is None:
+            return self.operand(rt, activated or self.activated(rt, hidden), quantizer, transposes)
+        return float8_experts.activated(rt, self.activation_input(hidden), quantizer, transposes)
+
+    def activation_input(self, hidden: Matrix) -> float8_experts.ActivationInput:
+        """Return fc1's output for the kernels that cast in passing."""
+        ffn, group, rows = hidden.shape[1] // FC1_WIDTHS["swiglu"], self.group, self.sizes.rows
+        given = hidden.memory.data_ptr(), 0, group.begins[ffn], rows, group.experts, rows, ffn, group.counts
+        return float8_experts.ActivationInput(experts.Rows(*given), self.places.prob_of, self.code)
+
 
 class _Saved(NamedTuple):
     """What backward reads. rows: of x, as fc1's GEMM read them. w1, w2: as the GEMMs read them. act: fc2's input; None
@@ -306,10 +330,12 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: ExpertsSettings) -> tuple
     z1 = None if low1 is None else expert_low_rank.add(rt, group, placed.in_16_bits(rt, rows, x), low1, hidden, code)
     expert_bias.add(rt, group.of_rows(hidden), fc1_bias, code)
     keeps = train and not fc2.stop_gradient and not settings.recompute
-    activated = placed.activated(rt, hidden)
-    act = placed.operand(rt, activated, None if second is None else second.input, keeps)
+    quantizer = None if second is None else second.input
+    in_passing = low2 is None and placed.casts_in_passing(hidden, quantizer)
+    activated = None if in_passing else placed.activated(rt, hidden)
+    act = placed.activation(rt, hidden, activated, quantizer, keeps)
     group.forward(rt, act, w2, y := placed.new(rt, hidden_size))
-    z2 = expert_low_rank.add(rt, group, activated, low2, y, code)
+    z2 = None if activated is None else expert_low_rank.add(rt, group, activated, low2, y, code)
     expert_bias.add(rt, group.of_rows(y), fc2_bias, code, placed.places.prob_of)
     out = placed.combined(rt, y, rt.empty(x.shape, x.dtype), residual)
     if train:
@@ -334,18 +360,18 @@ def _weight(
 
 
 def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Placeholder | None, ...]:
-    x, probs, _, fc1, _, residual, fc1_bias, fc2_bias = saved.inputs.tensors[:_LOW_RANK]
+    x, probs, _, _, _, residual, fc1_bias, fc2_bias = saved.inputs.tensors[:_LOW_RANK]
     placed, group = saved.placed, saved.placed.group
     dact, dw2, dlow2 = _through_fc2(rt, saved, dy)
-    dhidden, dof_rows = placed.new(rt, fc1.shape[1]), rt.empty([placed.sizes.rows], paddle.float32)
-    given = placed.of_rows(rt), dhidden.native, rt.view(dof_rows, (placed.sizes.rows,), FLOAT32)
-    rt.te.scaled_dswiglu(dact.native, saved.hidden.native, *given, rt.stream)
+    grad, dhidden, dof_rows = _through_activation(rt, saved, dact)
     of_dy = placed.of_tokens(dy)
     dfc2_bias = expert_bias.gradient(rt, of_dy, fc2_bias, placed.code, placed.places.prob_of)
     expert_bias.add_to_probs(rt, of_dy, fc2_bias, dof_rows, placed.code)
-    dfc1_bias = expert_bias.gradient(rt, group.of_rows(dhidden), fc1_bias, placed.code)
+    dfc1_bias = None
+    if dhidden is not None:
+        dfc1_bias = expert_bias.gradient(rt, group.of_rows(dhidden), fc1_bias, placed.code)
     dprobs = _dprobs(rt, placed, probs, dof_rows)
-    drows, dw1, dlow1 = _through_fc1(rt, saved, dhidden)
+    drows, dw1, dlow1 = _through_fc1(rt, saved, grad, dhidden)
     dx = None if drows is None else placed.combined(rt, drows, rt.empty(x.shape, x.dtype))
     dresidual = None if residual is None or residual.stop_gradient else dy
     return dx, dprobs, None, dw1, dw2, dresidual, dfc1_bias, dfc2_bias, *dlow1, *dlow2
@@ -357,13 +383,17 @@ def _through_fc2(
     """Return (the activation's gradient, fc2's weight's, Gradients of its factors)."""
     fc2, placed, group, second = saved.inputs.tensors[4], saved.placed, saved.placed.group, saved.inputs.quantizers[1]
     low_rank, dlow, activated = saved.low_ranks[1], expert_low_rank.Gradients(), None
+    of_act = None if second is None else second.input
     grad = placed.gathered(rt, dy, None if second is None else second.grad_output, not fc2.stop_gradient)
     group.dgrad(rt, grad, float8_experts.for_backward(rt, saved.w2), dact := placed.new(rt, fc2.shape[2]))
     act, trains, z = saved.act, not fc2.stop_gradient, saved.z[1]
-    if low_rank is not None and (second is not None or act is None) or act is None and trains:
+    again = act is None and trains
+    if low_rank is not None and (second is not None or act is None):
         activated = placed.activated(rt, saved.hidden)
-    if activated is not None and act is None and trains:
-        act = placed.operand(rt, activated, None if second is None else second.input, True)
+    elif again and not placed.casts_in_passing(saved.hidden, of_act):
+        activated = placed.activated(rt, saved.hidden)
+    if again:
+        act = placed.activation(rt, saved.hidden, activated, of_act, True)
     if low_rank is not None and z is not None:
         of_rows = cast(Matrix, act) if activated is None else activated  # in 16 bits, as no quantizer has been at it
         given = z, of_rows, low_rank, placed.in_16_bits(rt, grad, dy)
@@ -371,18 +401,36 @@ def _through_fc2(
     return dact, None if act is None else group.wgrad(rt, act, grad, fc2, placed.code), dlow
 
 
+def _through_activation(rt: Recorder, saved: _Saved, dact: Matrix) -> tuple[Grouped, Matrix | None, Placeholder]:
+    """Return (the gradient of fc1's output as GEMMs read it, in 16 bits or None, that of the rows' probabilities)."""
+    fc1, fc1_bias, placed, first = *saved.inputs.tensors[3:7:3], saved.placed, saved.inputs.quantizers[0]
+    quantizer, trains, rows = None if first is None else first.grad_output, not fc1.stop_gradient, placed.sizes.rows
+    dof_rows = rt.empty([rows], paddle.float32)
+    in_16_bits = saved.low_ranks[0] is not None or fc1_bias is not None
+    if quantizer is None or in_16_bits or not placed.casts_in_passing(saved.hidden, quantizer):
+        dhidden = placed.new(rt, fc1.shape[1])
+        given = placed.of_rows(rt), dhidden.native, rt.view(dof_rows, (rows,), FLOAT32)
+        rt.te.scaled_dswiglu(dact.native, saved.hidden.native, *given, rt.stream)
+        return placed.operand(rt, dhidden, quantizer, trains), dhidden, dof_rows
+    columns = experts.shares_of_row(dact.shape[1], placed.code)
+    shares, of_dact = rt.empty([rows, columns], paddle.float32), dact.memory.data_ptr()
+    source = placed.activation_input(saved.hidden)
+    grad = float8_experts.activated(rt, source, quantizer, trains, of_dact, shares.data_ptr())
+    experts.row_sums(rt.te, rt.stream, shares.data_ptr(), dof_rows.data_ptr(), rows, columns)
+    return grad, None, dof_rows
+
+
 def _through_fc1(
-    rt: Recorder, saved: _Saved, dhidden: Matrix
+    rt: Recorder, saved: _Saved, grad: Grouped, dhidden: Matrix | None
 ) -> tuple[Matrix | None, Placeholder | None, expert_low_rank.Gradients]:
     """Return (the rows' gradient or None, fc1's weight's, Gradients of its factors)."""
-    (x, _, _, fc1, *_), placed, first = saved.inputs.tensors, saved.placed, saved.inputs.quantizers[0]
-    group, low_rank, dlow = placed.group, saved.low_ranks[0], expert_low_rank.Gradients()
-    grad, drows = placed.operand(rt, dhidden, None if first is None else first.grad_output, not fc1.stop_gradient), None
+    (x, _, _, fc1, *_), placed = saved.inputs.tensors, saved.placed
+    group, low_rank, dlow, drows = placed.group, saved.low_ranks[0], expert_low_rank.Gradients(), None
     dw1 = group.wgrad(rt, saved.rows, grad, fc1, placed.code)
     if not x.stop_gradient:
         group.dgrad(rt, grad, float8_experts.for_backward(rt, saved.w1), drows := placed.new(rt, x.shape[1]))
     z = saved.z[0]
-    if low_rank is not None and z is not None:
+    if low_rank is not None and z is not None and dhidden is not None:
         given = z, placed.in_16_bits(rt, saved.rows, x), low_rank, dhidden
         dlow = expert_low_rank.gradients(rt, group, *given, drows, placed.code)
     return drows, dw1, dlow

@@ -6,15 +6,24 @@ those of the one before, as Transformer Engine's grouped functions have them.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import paddle
 
 from paddle_te.fp8.scaling import BLOCK, BlockScaling
 from paddle_te.native import experts, statistics
 from paddle_te.native.casts import CastTarget, Form
+from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Float8Matrix, Pieces, new_pieces
 from paddle_te.ops.te.recording import Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
+
+
+class ActivationInput(NamedTuple):
+    """fc1's output. rows: as `experts.swiglu_cast_transpose` has them. prob_of: a Places'. code: of the dtype."""
+
+    rows: experts.Rows
+    prob_of: int
+    code: int
 
 
 class Operand:
@@ -47,6 +56,24 @@ class Operand:
 
         def cast(target: CastTarget, _: object) -> None:
             experts.cast_transpose(rt.te, rt.stream, rows, target, self.scale_inv, code, float8)
+
+        self._matrix.fill_by(rt, cast)
+        return self
+
+    def fill_activation(self, rt: Recorder, of: ActivationInput, dact: int = 0, shares: int = 0) -> Self:
+        """Quantize SwiGLU, or with the address of its result's gradient the input's gradient.
+
+        shares: as `experts.dswiglu_cast_transpose` has them.
+        """
+        float8 = FP8[self._matrix.quantizer.dtype]
+
+        def cast(target: CastTarget, rounded: bool) -> None:
+            form, given = Form(of.code, float8, rounded), (of.rows, of.prob_of, target, self.scale_inv)
+            if not dact:
+                experts.swiglu_cast_transpose(rt.te, rt.stream, *given, form)
+                return
+            written = shares if target.data or target.transposed else 0  # once, not when the amax is measured
+            experts.dswiglu_cast_transpose(rt.te, rt.stream, dact, *given, written, form)
 
         self._matrix.fill_by(rt, cast)
         return self
@@ -140,12 +167,28 @@ def quantized(
     rt: Recorder, rows: experts.Rows, quantizer: RecordedQuantizer, code: int, transposes: bool
 ) -> Operand | BlockOperand:
     """Return an operand of experts.Rows. transposes: whether there are transposed copies, too."""
-    shape = rows.rows, rows.columns
-    size = _bytes(shape, quantizer, rows.experts)
+    return _new_operand(rt, (rows.rows, rows.columns), quantizer, rows.experts, transposes).fill_rows(rt, rows, code)
+
+
+def activated(
+    rt: Recorder, of: ActivationInput, quantizer: RecordedQuantizer, transposes: bool, dact: int = 0, shares: int = 0
+) -> Operand:
+    """Return the operand of `Operand.fill_activation`, where `kernel_choice.experts_swiglu` takes it."""
+    shape = of.rows.rows, of.rows.columns * (FC1_WIDTHS["swiglu"] if dact else 1)
+    operand = _new_operand(rt, shape, quantizer, of.rows.experts, transposes)
+    assert isinstance(operand, Operand)
+    return operand.fill_activation(rt, of, dact, shares)
+
+
+def _new_operand(
+    rt: Recorder, shape: tuple[int, int], quantizer: RecordedQuantizer, count: int, transposes: bool
+) -> Operand | BlockOperand:
+    """Make an operand of `count` experts, uninitialised."""
+    size = _bytes(shape, quantizer, count)
     rowwise, columnwise = new_pieces(rt, size), new_pieces(rt, size) if transposes else None
-    memory = rt.empty([rows.experts], paddle.float32) if quantizer.kind != "block" else None
+    memory = rt.empty([count], paddle.float32) if quantizer.kind != "block" else None
     scales = 0 if memory is None else memory.data_ptr()
-    return _operand(rt, shape, quantizer, rowwise, columnwise, rows.experts, scales, memory).fill_rows(rt, rows, code)
+    return _operand(rt, shape, quantizer, rowwise, columnwise, count, scales, memory)
 
 
 def _operand(

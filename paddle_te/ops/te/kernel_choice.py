@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from paddle_te.native import rmsnorm
+from paddle_te.native import experts, rmsnorm
 from paddle_te.ops.te.recording import RecordedQuantizer
 from paddle_te.ops.te.runtime import Runtime
 
@@ -30,6 +30,11 @@ def swiglu_of_stored(rt: Runtime, activation: str, shape: Sequence[int]) -> bool
     shape: (rows, columns) of the result.
     """
     return activation == "swiglu" and not any(n % 16 for n in shape) and rt.stream.capability < BLACKWELL
+
+
+def experts_swiglu(quantizer: RecordedQuantizer, columns: int, code: int) -> bool:
+    """Say whether SwiGLU of experts, or its gradient, is computed and cast in one pass. columns: of the result's."""
+    return quantizer.kind in ONE_SCALE and experts.shares_of_row(columns, code) > 0
 
 
 def cast() -> bool:

@@ -332,6 +332,59 @@ def test_cast_transpose(on_cpu, monkeypatch, seed, gathers, float8):
     assert (scale_inv[:5] == np.float32(1) / np.float32(3)).all() and np.isnan(scale_inv[5])
 
 
+def activations(seed, counts, rows, columns):
+    """(dy, z, prob_of, y, dz and dprob in float32) of experts with such counts of rows; NaN behind these."""
+    random, used = np.random.default_rng(seed), sum(counts)
+    dy, z = aligned((rows, columns), NUMPY[BF16]), aligned((rows, 2 * columns), NUMPY[BF16])
+    dy[:], z[:] = random.standard_normal(dy.shape), 3 * random.standard_normal(z.shape)
+    dy[used:], z[used:] = np.nan, np.nan
+    prob_of = np.where(random.random(rows) < 0.1, 0, random.random(rows)).astype("float32")
+    one, grad, prob = np.float32(1), dy[:used].astype("float32"), prob_of[:used, None]
+    gate, up = np.split(z[:used].astype("float32"), 2, 1)
+    s = one / (one + np.exp(-gate.astype("float64")).astype("float32"))
+    silu, scaled = gate * s, grad * prob
+    dz = np.concatenate([(gate * (s * (one - s)) + s) * scaled * up, scaled * silu], 1)
+    return dy, z, prob_of, silu * up * prob, dz, (grad * (silu * up)).sum(1)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("columns", [64, 192])
+def test_activations_of_ragged_experts(on_cpu, cpu, monkeypatch, seed, gradient, columns):
+    """Some experts are empty, rows do not fill the tiles; behind them nothing is touched."""
+    on_cpu.install(monkeypatch)
+    for name in "SWIGLU_TILING", "DSWIGLU_TILING":
+        monkeypatch.setattr(experts, name, casts.Tiling(64, 2, 1))
+    counts, rows = [48, 0, 16, 80, 0], 176
+    dy, z, prob_of, y, dz, dprob = activations(seed, counts, rows, columns)
+    first, scale_inv = np.cumsum([0, *counts]), np.full(6, np.nan, "float32")
+    used, want = first[-1], dz if gradient else y
+    begins, width = first * columns, want.shape[1]
+    out = Output((rows, width), float8 := DType.FLOAT8_E5M2 if gradient else E4M3, 3.0)
+    of_rows = experts.Rows(z.ctypes.data, 0, begins.ctypes.data, rows, 5, rows, columns)
+    given, form = (of_rows, prob_of.ctypes.data, out.target, scale_inv.ctypes.data), casts.Form(BF16, float8)
+    if gradient:
+        assert experts.shares_of_row(columns, BF16) == columns // 64
+        shares, found = np.full((rows, columns // 64), np.nan, "float32"), np.full(rows, np.nan, "float32")
+        experts.dswiglu_cast_transpose(on_cpu, on_cpu, dy.ctypes.data, *given, shares.ctypes.data, form)
+        monkeypatch.setattr(experts, "kernel", lambda *key: key)
+        experts.row_sums(cpu, cpu, shares.ctypes.data, found.ctypes.data, *shares.shape)
+        assert np.allclose(found[:used], dprob, atol=1e-4 * np.abs(dprob).max())
+    else:
+        experts.swiglu_cast_transpose(on_cpu, on_cpu, *given, form)
+    assert (out.data[:used] == out.bits(want)).all() and (out.data[used:] == 0x55).all()
+    flat = out.transposed.reshape(-1)
+    for begin, end in zip(first, first[1:], strict=False):
+        mine = flat[begin * width : end * width].reshape(width, end - begin)
+        assert (mine == out.data[begin:end].T).all()
+    assert (flat[used * width :] == 0x55).all()
+    assert out.amax == np.abs(want).max()
+    assert (scale_inv[:5] == np.float32(1) / np.float32(3)).all() and np.isnan(scale_inv[5])
+
+
+def test_columns_that_tiles_do_not_divide_have_no_shares():
+    assert experts.shares_of_row(80, BF16) == 0 and experts.shares_of_row(96, F32) == 3
+
+
 def test_cast_transpose_of_weights(on_cpu, monkeypatch, seed):
     on_cpu.install(monkeypatch)
     monkeypatch.setattr(experts, "CAST_TILING", casts.Tiling(64, 2, 1))

@@ -17,6 +17,11 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
         ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU", STORED=0, PLAIN=0, AGAIN=0, STATISTICS=1)),
     ],
     "experts_cast.cu": [("experts_cast", experts.CAST_TILING, more) for more in ({}, dict(STATISTICS=1))],
+    "experts_swiglu.cu": [
+        ("experts_swiglu", experts.SWIGLU_TILING, dict(GRADIENT=0)),
+        ("experts_dswiglu", experts.DSWIGLU_TILING, dict(GRADIENT=1)),
+        ("experts_dswiglu", experts.DSWIGLU_TILING, dict(GRADIENT=1, STATISTICS=1)),
+    ],
     "cast.cu": [
         ("cast", casts.CAST_TILING, more)
         for more in (dict(MATRICES=1), dict(MATRICES=2), dict(MATRICES=1, STATISTICS=1))

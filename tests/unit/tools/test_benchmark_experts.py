@@ -10,7 +10,7 @@ from tools.benchmark import expert_peers, experts, experts_profile, grouped_gemm
 from tools.benchmark.expert_peers import ExpertDims, ExpertProblem, PaddleExperts, PlainExperts
 from tools.benchmark.problem import EPSILON, as_float32
 
-DIMS = ExpertDims(tokens=64, hidden=64, ffn=48, experts=4, topk=2)
+DIMS = ExpertDims(tokens=64, hidden=64, ffn=128, experts=4, topk=2)
 
 
 def test_sizes_are_the_models():
