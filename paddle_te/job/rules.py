@@ -1076,7 +1076,9 @@ def _of_pretraining(job: Job) -> str:
 
 
 def _packs(job: Job) -> str:
-    """The flag by which a sequence has several documents that do not see each other; "" for none."""
+    """What gives a sequence several documents that do not see each other; "" where nothing does."""
+    if job.prefers:
+        return "packed rows"
     return (
         "{zero_padding:name}" if job.zero_padding else "{reset_attention_mask:name}" if job.reset_attention_mask else ""
     )
@@ -1115,7 +1117,7 @@ FINETUNE_RULES = (
         host=PADDLENLP,
     ),
     Rule(
-        lambda job: job.tunes and job.pp > 1,
+        lambda job: job.script == FINETUNE and job.pp > 1,
         "{pipeline_parallel_degree}: fine-tuning has tensor, sharding and data parallelism only",
         "it must be 1",
         f"x2 {_TUNED} --pipeline_parallel_degree 2 --gradient_accumulation_steps 2",
@@ -1177,7 +1179,7 @@ FINETUNE_RULES = (
         f"{LORA} --lora_dropout 0.1 --recompute_modules core_attn",
     ),
     Rule(
-        lambda job: job.fp8_dpa and _packs(job),
+        lambda job: job.fp8_dpa and not job.prefers and _packs(job),
         "{fp8_dpa}: cuDNN has no attention in fp8 over packed documents",
         "leave out {found}, or {fp8_dpa:name}: then attention is in 16 bits, and the GEMMs stay in fp8",
         f"{FP8} --fp8_dpa true --reset_attention_mask true",
@@ -1243,11 +1245,11 @@ _DPO, _KTO = "dpo --do_train true", "kto --do_train true"
 _COMPARES = ("dpop", "sppo_hard", "nca_pair")  # with the reference, answer by answer
 PREFERENCE_RULES = (
     Rule(
-        lambda job: job.prefers and job.sharing > 1 and f"{{{job.shared_by}}}",
-        "{found}: an answer's log-probability is a sum over its tokens, which must be on one rank",
-        "it must be 1",
-        f"x2 {_DPO} {PD} --sep_parallel_degree 2",
-        f"x2 {_DPO} {PD} --tensor_parallel_degree 2",
+        lambda job: job.prefers and job.fp8_dpa,
+        "{fp8_dpa}: cuDNN has no attention in fp8 over packed rows",
+        "leave it out: then attention is in 16 bits, and the GEMMs stay in fp8",
+        f"{_DPO} {FP8} --fp8_dpa true",
+        f"{_DPO} {FP8}",
     ),
     Rule(
         lambda job: job.prefers and job.fp8_lm_head,

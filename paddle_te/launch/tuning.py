@@ -14,8 +14,7 @@ from paddle_te.launch.machines import LaunchError
 from paddle_te.options import Option
 from paddle_te.options import launcher as options
 
-VARIABLES = options.FINETUNE_VARIABLES
-FIXED: Mapping[str, object] = dict(PP=1, VP=1, init_weight="none", OVERLAP=False, LOGGING_STEPS=1)
+FIXED: Mapping[str, object] = dict(init_weight="none", OVERLAP=False, LOGGING_STEPS=1)
 OUTPUT_NAME = "output"
 
 
@@ -39,7 +38,7 @@ def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, wor
         raise LaunchError(f"max_seqlen: '{args.max_seqlen}' must be a multiple of 16, to which batches are padded")
     lora = args.method != "full"
     return {
-        **common((*arguments, *VARIABLES), args, device, world),
+        **common(arguments, args, device, world),
         "lora": 1 if lora else None,
         "lora_targets": options.METHODS[args.method] if lora else None,
         "logging_steps": args.LOGGING_STEPS,
@@ -48,7 +47,11 @@ def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, wor
 
 def preferring(arguments: Iterable[Option], args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
     """The same flags for tuning on preferences, where questions may have half of a row."""
-    return {**told(arguments, args, device, world), "max_prompt_len": args.max_seqlen // 2}
+    return {
+        **told(arguments, args, device, world),
+        "max_prompt_len": args.max_seqlen // 2,
+        "pipeline_parallel_config": "disable_partial_send_recv" if args.SP and args.PP > 1 else None,
+    }
 
 
 def read_from(args: argparse.Namespace, output: Path) -> dict[str, object]:

@@ -361,25 +361,28 @@ FINETUNE = (
     *_shared(resume_step="none", nsys_profile="false"),
 )
 
-# Those of fine-tuning, of rows of preferences
-PREFERENCE = tuple(
-    option.but(
-        doc="tokens of a packed row, a multiple of 16; half of it at most for a question",
-        zh="打包序列的 token 数，16 的倍数；问题至多占一半",
-        flag="max_seq_len",
-    )
-    if option.name == "max_seqlen"
-    else option.but(
-        help="folder of train.json and, if there is one, dev.json: preferences",
-        doc="folder of `train.json` and, if there is one, `dev.json`, of "
-        "[preferences](../../docs/preference-tuning.md#data)",
-        zh="含 `train.json`（可另有 `dev.json`）的文件夹：[偏好数据](../../docs/preference-tuning.md#data)",
-    )
-    if option.name == "dataset"
-    else option.but(default=1)
-    if option.name == "batch_size_per_device"
-    else option
-    for option in FINETUNE
+# Those of fine-tuning, of rows of preferences; and a pipeline's, which fine-tuning does not have
+PREFERENCE = (
+    *(
+        option.but(
+            doc="tokens of a packed row, a multiple of 16; half of it at most for a question",
+            zh="打包序列的 token 数，16 的倍数；问题至多占一半",
+            flag="max_seq_len",
+        )
+        if option.name == "max_seqlen"
+        else option.but(
+            help="folder of train.json and, if there is one, dev.json: preferences",
+            doc="folder of `train.json` and, if there is one, `dev.json`, of "
+            "[preferences](../../docs/preference-tuning.md#data)",
+            zh="含 `train.json`（可另有 `dev.json`）的文件夹：[偏好数据](../../docs/preference-tuning.md#data)",
+        )
+        if option.name == "dataset"
+        else option.but(default=1)
+        if option.name == "batch_size_per_device"
+        else option
+        for option in FINETUNE
+    ),
+    *_shared(PP=1, VP=1),
 )
 
 # Variables that all jobs have. One that is empty counts as not set.

@@ -166,8 +166,9 @@ def launcher_arguments(job: Job) -> dict[str, object]:
         "precision": job.precision,
         "recompute": job.recomputed,
     }
-    if job.tunes:  # which has no pipelines
+    if job.script == FINETUNE:  # which has no pipelines
         del arguments["PP"], arguments["VP"]
+    if job.tunes:
         arguments["method"] = "lora" if job.lora else "full"
     arguments |= {name: degree for name, degree in (("SEP", job.sep), ("CP", job.cp), ("EP", job.ep)) if degree > 1}
     return arguments | ({"OVERLAP": True} if job.overlaps else {})

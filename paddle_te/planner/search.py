@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_te.job import Job, fault
+from paddle_te.job import FINETUNE, Job, fault
 from paddle_te.options.launcher import OVERLAPS
 from paddle_te.options.scripts import (
     LAYERS_ON_HOST,
@@ -249,7 +249,7 @@ def _states_moved(layout: Job, states: float, lack: float, given: Collection[str
 def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
     """Yield TP within a node, SEP and CP of long sequences, and PP and VP of the layers.
 
-    TP is of what heads, MLP and vocabulary divide into. LoRA has only TP: fine-tuning has no pipelines.
+    TP is of what heads, MLP and vocabulary divide into. Fine-tuning has only TP, and no pipelines.
     """
     for tp in range(1, min(one.world, gpu.gpus_per_node) + 1):
         if one.world % tp or any(
@@ -258,7 +258,7 @@ def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
             continue
         divided = one.but(tensor_parallel_degree=tp, sequence_parallel=tp > 1, pad_to_max_length=one.lora and tp > 1)
         yield divided
-        if one.lora:
+        if one.script == FINETUNE:
             continue
         if one.sequence >= LONG and not model.positions:
             yield from _shared_sequences(model, gpu, divided)
@@ -290,10 +290,10 @@ def _data_parallel(layout: Job) -> Iterator[Job]:
     """Yield the layout over the ranks with other data: DP, or sharding.
 
     Overlap is there where it was measured: not with PP, nor where ranks share sequences; stage 3 has none. LoRA
-    over several GPUs was run with sharding in stage 2 only.
+    over several GPUs was run with sharding in stage 2 only, which pipelines do not have.
     """
     if layout.lora:
-        yield _sharded(layout, 2) if layout.data > 1 else layout
+        yield _sharded(layout, 1 if layout.pp > 1 else 2) if layout.data > 1 else layout
         return
     yield layout
     for stage in (1, 2, 3) if layout.data > 1 else ():

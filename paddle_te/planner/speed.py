@@ -52,7 +52,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait
     trained = model.parameters - frozen_of(model, layout.freeze).on_stage(0, 1)
     local = trained_elements(model, layout, trained / (layout.tp * layout.pp))
-    reference = reference_ms(model, layout, gpu, tp)
+    reference, passes = reference_ms(model, layout, gpu, tp), 1.5 if reference_runs(layout) else 1.0
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
@@ -70,13 +70,13 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
         "host": gpu.gap + launch,
         "tensor parallel": m * layers * tp,
         "shared sequences": m * layers * shared + shared_gradients_ms(local, layout, gpu),
-        "stage transfers": m * transfer,
+        "stage transfers": m * transfer * passes,
         "head": m * head,
         "reference": m * reference,
         "main gradients": main_gradients_ms(local, layout, gpu),
         "bubble": (layout.pp - 1)
         / layout.vp
-        * (layers * (layer + tp + shared) + transfer),  # the head is the last stage's
+        * (layers * (layer + tp + shared) + transfer * passes + reference),  # the head is the last stage's
         "sharding": communication,
         "offload": m * offload_ms(model, layout, gpu, layer + tp + shared)
         + states_ms(model, layout, gpu, update + max(0.0, backward - copied) * (layout.optimizer_in_backward != "off")),
@@ -280,18 +280,23 @@ def head_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     return (gemms + loss) * (CHUNKS_COST if layout.use_fused_linear_cross_entropy else 1)
 
 
+def reference_runs(layout: Job) -> bool:
+    """Say whether a step begins with the reference's forward of all its micro-batches."""
+    return layout.has_reference and not layout.precompute_ref_log_probs
+
+
 def reference_ms(model: Model, layout: Job, gpu: Gpu, tp: float) -> float:
     """Return the time of a micro-batch's forward through the reference of preference tuning, where there is one.
 
-    tp: `tensor_parallel_ms` of a layer, of which a forward has a third.
+    In a pipeline that of the last stage. tp: `tensor_parallel_ms` of a layer, of which a forward has a third.
     """
-    if not layout.has_reference or layout.precompute_ref_log_probs:
+    if not reference_runs(layout):
         return 0.0
     rate, tokens = gpu.gemm_fp8 if layout.precision == "fp8" else gpu.gemm_bf16, layout.tokens
     gemms = 2 * tokens * model.gemm_weights / rate / 1e9
     elementwise = tokens * elementwise_bytes(model, layout) / gpu.hbm / 1e6 / 3
     layer = (gemms + elementwise + ATTENTION_FORWARD * attention_ms(model, layout, gpu)) / layout.tp + tp / 3
-    return model.layers * layer + head_ms(model, layout, gpu) * 2 / products(model, layout)
+    return model.layers / layout.pp * layer + head_ms(model, layout, gpu) * 2 / products(model, layout)
 
 
 def main_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:

@@ -4,9 +4,11 @@ Labels are int64 [2, n] then: places among a batch's tokens in a row, and the to
 at these places logits are computed, in chunks (`layers.log_probabilities`), with every backend.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from paddle import Tensor
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddlenlp.peft import LoRAModel
 
 from paddle_te.host import HostClass, HostConfig, HostModel
@@ -29,11 +31,37 @@ def configure(config: HostConfig) -> None:
 def give_log_probabilities(model: HostModel) -> None:
     """Let a model, or the one in a LoRAModel, return float32 [n] for labels [2, n]."""
     base = model.model if isinstance(model, LoRAModel) else model
-    if base.config.transformer_engine_backend == "none":
+    own = base.config.transformer_engine_backend == "none"
+    if isinstance(base, PipelineLayer):
+        head = _head_of_stage(base)
+        if head is not None:
+            take_over(head, PassingHead if own else AnswersHead)
+        base._loss_fn[0] = AnswersLoss(head)
+    elif own:
         take_over(base.lm_head, PassingHead)
         take_over(base.criterion, HeadsCriterion).__dict__["head"] = base.lm_head  # not as a layer of its own
     else:
         take_over(base.lm_head, AnswersHead)
+
+
+def _head_of_stage(model: HostModel) -> Any:
+    """Return the head of a pipeline's last stage; None on the others."""
+    return next((layer for layer in model.sublayers() if type(layer).__name__.endswith("LMHeadPipe")), None)
+
+
+class AnswersLoss:
+    """The loss function of a pipeline, whose last stage calls it for each micro-batch, in a row.
+
+    head: None on other stages. take: makes the loss of a micro-batch's log-probabilities, float32 [n].
+    """
+
+    take: Callable[[Tensor], Tensor]
+
+    def __init__(self, head: Any) -> None:
+        self.head = head
+
+    def __call__(self, hidden_states: Tensor, labels: Tensor) -> Tensor:
+        return self.take(self.head(hidden_states, labels=labels))
 
 
 class AnswersHead(HostClass):

@@ -126,6 +126,8 @@ def _config_of(adapter: Adapter, model: HostModel) -> HostConfig:
 def _set_weights(lora: HostModel, arrays: Mapping[str, NDArray[Any]], folder: str | Path) -> None:
     """set_state_dict skips what it does not find: an adapter of other layers would do nothing."""
     own = {name: weight for name, weight in lora.model.state_dict().items() if "lora_" in name}
+    if getattr(lora, "is_pipelinemodel", False):
+        arrays = {name: array for name, array in arrays.items() if name in own}  # others are of other stages
     if different := sorted(own.keys() ^ arrays.keys()):
         raise CheckpointError(f"{folder}: not an adapter for this model's layers (for instance {different[0]})")
     for name, array in arrays.items():

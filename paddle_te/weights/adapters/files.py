@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -31,7 +31,8 @@ Tensors: TypeAlias = dict[str, tuple[TensorRef, ...]]  # {name: tensors of the r
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 _ONE_FILE = {"lora_model_state.pdparams": pdparams, "peft_model.safetensors": safetensors}
-_OF_A_RANK = re.compile(r"lora_model_state\.tp(\d{2,})\.pdparams")
+_OF_A_RANK = re.compile(r"lora_model_state\.(?:tp\d{2,}|(?:tp\d{2,}_)?pp\d{2,})\.pdparams")
+_MARKS = {kind: re.compile(rf"[._]({kind}\d{{2,}})(?=[._])") for kind in ("tp", "pp")}
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,8 @@ def _paddle_tensors(folder: Path) -> Tensors:
     for name, module in _ONE_FILE.items():
         if name in names:
             tensors.append(_single(module.read(folder / name)))
-    if ranks := sorted(int(match[1]) for name in names if (match := _OF_A_RANK.fullmatch(name))):
-        tensors.append(_of_ranks(folder, ranks))
+    if of_ranks := [name for name in names if _OF_A_RANK.fullmatch(name)]:
+        tensors.append(_of_stages(folder, of_ranks))
     if len(tensors) != 1:
         what = f"the weights of several adapters: {', '.join(sorted(names))}" if tensors else "no weights of an adapter"
         raise CheckpointError(f"{folder}: has {PADDLE_ADAPTER}, and {what}")
@@ -187,10 +188,28 @@ def _single(tensors: dict[str, TensorRef]) -> Tensors:
     return {name: (ref,) for name, ref in tensors.items()}
 
 
-def _of_ranks(folder: Path, ranks: Sequence[int]) -> Tensors:
-    shares = []
-    for rank in range(ranks[-1] + 1):
-        path = folder / f"lora_model_state.tp{rank:02d}.pdparams"
+def _of_stages(folder: Path, names: Collection[str]) -> Tensors:
+    """Return the tensors in the files of tensor parallel ranks and of a pipeline's stages, one kind or both."""
+    ranks, stages = (sorted({mark for name in names for mark in _MARKS[kind].findall(name)}) for kind in ("tp", "pp"))
+    found: Tensors = {}
+    for stage in _counted(stages):
+        of_stage = _of_ranks(folder, ["_".join(filter(None, (rank, stage))) for rank in _counted(ranks)])
+        if both := sorted(found.keys() & of_stage.keys()):
+            raise CheckpointError(f"{folder}: {both[0]!r} is in the files of two stages of a pipeline")
+        found |= of_stage
+    return found
+
+
+def _counted(marks: Sequence[str]) -> Sequence[str]:
+    """Return ["tp00", "tp01", …] up to the last of the marks; [""] where there are none."""
+    return [f"{marks[-1][:2]}{number:02d}" for number in range(int(marks[-1][2:]) + 1)] if marks else [""]
+
+
+def _of_ranks(folder: Path, variants: Sequence[str]) -> Tensors:
+    """Return the tensors of ranks that share them; variants: of their files' names."""
+    shares: list[dict[str, TensorRef]] = []
+    for variant in variants:
+        path = folder / f"lora_model_state.{variant}.pdparams"
         if not path.is_file():
             raise CheckpointError(f"{path}: missing, though other ranks' files are there")
         shares.append(pdparams.read(path))

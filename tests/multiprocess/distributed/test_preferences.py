@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.multiprocess.distributed.test_finetune import ADAPTER, start
+from tests.multiprocess.distributed.test_finetune import start
 from tests.pretraining import words
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
@@ -52,8 +52,10 @@ def run(place, output, script, processes, environment, **flags):
     where |= dict(device="cpu" if processes == 1 else "nvgpu")
     start([SCRIPTS / script, *words(COMMON | where | flags)], output / "logs", processes, environment)
     lines = [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()]
-    path = output / (ADAPTER if "lora" in flags else "model_state.pdparams")
-    return lines, {name: value.astype("float32").numpy() for name, value in paddle.load(str(path)).items()}
+    kind = "lora_model_state" if "lora" in flags else "model_state"
+    files = sorted(output.glob(f"{kind}*.pdparams"))  # one for each stage of a pipeline
+    weights = [item for path in files for item in paddle.load(str(path)).items()]
+    return lines, {name: value.astype("float32").numpy() for name, value in weights}
 
 
 LORA = dict(lora="true", lora_rank=4, learning_rate=1e-2)
@@ -66,9 +68,16 @@ LAYOUTS = {
         "run_kto.py", dict(per_device_train_batch_size=2, learning_rate=1e-3, precompute_ref_log_probs="true"),
         dict(sharding_parallel_degree=2, sharding="stage3", per_device_train_batch_size=1),
     ),
-    "sharding2-dpo": (
-        "run_dpo.py", dict(per_device_train_batch_size=2, learning_rate=1e-3),
-        dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=1),
+    "pp2-dpo-lora": (
+        "run_dpo.py", dict(per_device_train_batch_size=2, sft_loss_ratio=0.2, **LORA),
+        dict(pipeline_parallel_degree=2),
+    ),
+    "pp2-kto": (
+        "run_kto.py", dict(per_device_train_batch_size=2, learning_rate=1e-3), dict(pipeline_parallel_degree=2),
+    ),
+    "sep2-dpo": (
+        "run_dpo.py", dict(per_device_train_batch_size=2, learning_rate=1e-3, precompute_ref_log_probs="true"),
+        dict(sep_parallel_degree=2),
     ),
 }  # fmt: skip
 

@@ -63,8 +63,12 @@ def test_fine_tuning(slurm, folders, tmp_path):
 
 def test_tuning_on_preferences(slurm, folders):
     (Path(folders["DATASET"]) / "train.json").write_text('{"prompt": "a", "chosen": "b", "rejected": "a"}\n')
-    status, text = slurm("llama_finetune.sub", "-N1", TASK="dpo", MBS="1", **folders)
+    status, text = slurm("llama_finetune.sub", "-N1", TASK="dpo", **folders)
     assert status == 0 and "run_dpo.py" in text and "--max_seq_len 2048 " in text, text
+    assert "--per_device_train_batch_size 1 " in text, text
+    layout = dict(PP_SIZE="2", GA_SIZE="2", SHARDING_STAGE="stage1")
+    status, text = slurm("llama_finetune.sub", "-N1", TASK="dpo", **layout, **folders)
+    assert status == 0 and "--pipeline_parallel_degree 2 " in text and "_PP2_" in text, text
     status, text = slurm("llama_finetune.sub", TASK="ppo", **folders)
     assert status != 0 and "error: TASK: 'ppo' must be one of finetune, dpo, kto" in text, text
 

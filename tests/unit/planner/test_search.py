@@ -200,7 +200,12 @@ def test_tuning_on_preferences(monkeypatch, capsys):
     assert status == 0 and "paddle-te dpo --model_name=MODEL --dataset=DATASET" in shown.out
     assert "'--EXTRA_ARGS=--lora_rank 32 --quantize_base fp8'" in shown.out and "  reference " in shown.out
     status, shown = run(monkeypatch, capsys, f"{line.replace('--gpus 1', '--gpus 8')} --task kto")
-    assert status == 0 and "paddle-te kto" in shown.out and "--method=full" in shown.out and "--PP" not in shown.out
+    assert status == 0 and "paddle-te kto" in shown.out and "--method=full" in shown.out
+    line = "meta-llama/Meta-Llama-3-70B --gpus 8 --gpu h100 --seq 8192 --show 20 --lora_rank 32 --quantize_base fp8"
+    status, shown = run(monkeypatch, capsys, f"{line} --task dpo")
+    assert status == 0 and "\nPP4 × stage1 over 2 " in shown.out and " --PP=1 " in shown.out
+    status, shown = run(monkeypatch, capsys, line)  # fine-tuning has none
+    assert status == 0 and "PP" not in shown.out
 
 
 def test_swiglus_input_in_fp8_is_asked_for(monkeypatch, capsys):

@@ -278,6 +278,27 @@ def of_rank(name, array, rank):
     return np.concatenate([np.split(half, 2, 1)[rank] for half in np.split(array, 2, 1)], 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_adapter_of_a_pipelines_stages(tmp_path, rng, ranks):
+    """Each stage has the tensors of its layers, or each rank's share of them."""
+    state = base(tmp_path / "base", rng)
+    adapter = draw(rng, state, ATTENTION)
+    folder = save_paddles(tmp_path / "a", tmp_path / "base", adapter, paddles(adapter, "te"))
+    (folder / "lora_model_state.pdparams").unlink()
+    whole = paddles(adapter, "te")
+    for stage in (0, 1):
+        of_stage = {name: array for name, array in whole.items() if f".layers.{stage}." in name}
+        assert of_stage
+        for rank in range(ranks):
+            mark = f"tp{rank:02d}_pp{stage:02d}" if ranks > 1 else f"pp{stage:02d}"
+            paddle.save(of_stage, str(folder / f"lora_model_state.{mark}.pdparams"))
+    assert {name: len(refs) for name, refs in open_adapter(folder).tensors.items()} == dict.fromkeys(whole, ranks)
+    (folder / "lora_model_state.pp01.pdparams").unlink(missing_ok=True)
+    paddle.save(of_stage, str(folder / f"lora_model_state.{mark[:-2]}02.pdparams"))
+    with pytest.raises(CheckpointError, match="missing, though other ranks' files|files of two stages"):
+        open_adapter(folder)
+
+
 def test_several_adapters_or_none_in_a_folder(tmp_path, rng):
     state = base(tmp_path / "base", rng)
     adapter = draw(rng, state, ATTENTION)

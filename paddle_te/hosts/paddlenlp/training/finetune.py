@@ -100,7 +100,7 @@ def make_config(
 
 
 def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
-    make = model_class(config)
+    make = model_class(config, training_args.pipeline_parallel_degree > 1)
     in_fp8, verify = model_args.quantize_base is not None, training_args.verify_checkpoint
     model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8, verify)
     if training_args.recompute:

@@ -23,6 +23,7 @@ from paddle_te.hosts.paddlenlp.training.preference_datasets import (
     data_identity,
     tokens_per_row,
 )
+from paddle_te.hosts.paddlenlp.training.preference_pipeline import in_pipeline
 from paddle_te.hosts.paddlenlp.training.preference_reference import (
     Computed,
     NoReference,
@@ -37,6 +38,7 @@ from paddle_te.hosts.paddlenlp.training.preference_trainer import (
     KTOArguments,
     KTOConfig,
     PreferenceTrainer,
+    place_in_sequences,
 )
 from paddle_te.job import Job
 from paddle_te.runs.identity import fingerprint
@@ -102,7 +104,10 @@ class PreferenceTuning(Finetuning):
             model=model,
             args=self.training_args,
             data_collator=PreferenceCollator(
-                self.data_args.max_seq_len, needs_mask(self.training_args.transformer_engine_backend)
+                self.data_args.max_seq_len,
+                needs_mask(self.training_args.transformer_engine_backend),
+                self.training_args.pipeline_parallel_degree > 1,
+                *place_in_sequences(self.training_args),
             ),
             train_dataset=train,
             eval_dataset=dev,
@@ -120,14 +125,14 @@ class PreferenceTuning(Finetuning):
     def _second_model(self) -> HostModel:
         args, config = self.training_args, copy.deepcopy(self.config)
         model = from_pretrained(
-            model_class(config),
+            model_class(config, args.pipeline_parallel_degree > 1),
             self.model_args.model_name_or_path,
             config,
             args.model_dtype,
             verify=args.verify_checkpoint,
         )
         answers.give_log_probabilities(model)
-        return model
+        return in_pipeline(model)
 
     def prepare(self, trainer: Any, datasets: Datasets) -> None:
         """Compute the reference's log-probabilities, where they are wanted beforehand, of the untrained model."""

@@ -142,10 +142,16 @@ class PreferenceCollator:
     MEMBERS: float32 [2, m, n], which labels belong to the first and the second answer of each of the m pairs; LENGTHS:
     float32 [2, m], how many; PRESENT: float32 [m], 0 for a filler's; GOOD: float32 [m], for KTO; REFERENCE: float32
     [2, m], where it is known; COUNTS: for each row its pairs, and the labels of their first answers.
+
+    Of `ranks` that share each sequence, one after the other, "labels" and MEMBERS are of this rank's tokens; the model
+    still gets whole rows, of which it takes its own part. LENGTHS and COUNTS are of whole answers.
     """
 
-    def __init__(self, length: int, masked: bool, pad_token_id: int = 0) -> None:
-        self.length, self.masked, self.pad_token_id = length, masked, pad_token_id
+    def __init__(
+        self, length: int, masked: bool, pipeline: bool = False, rank: int = 0, ranks: int = 1, pad_token_id: int = 0
+    ) -> None:
+        self.length, self.masked, self.pipeline, self.pad_token_id = length, masked, pipeline, pad_token_id
+        self.rank, self.ranks = rank, ranks
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         lengths = [[*row["lengths"], self.length - len(row["input_ids"])] for row in rows]
@@ -153,7 +159,7 @@ class PreferenceCollator:
         batch: dict[str, Any] = {"input_ids": np.full([len(rows), self.length], self.pad_token_id, np.int64)}
         for tokens, row in zip(batch["input_ids"], rows, strict=True):
             tokens[: len(row["input_ids"])] = row["input_ids"]
-        batch |= {"position_ids": documents.positions(lengths), **separation(lengths, self.masked)}
+        batch |= {"position_ids": documents.positions(lengths), **separation(lengths, self.masked, self.pipeline)}
         return batch | self._of_answers(rows)
 
     def _of_answers(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -163,22 +169,31 @@ class PreferenceCollator:
         for row, places in zip(rows, kept, strict=True):
             answers.append(row["answers"][places] + before)
             before += len(row["lengths"])
-        places = np.concatenate([places + number * self.length for number, places in enumerate(kept)])
         tokens = np.concatenate([each[places] for each, places in zip(labels, kept, strict=True)])
-        answers, count = np.concatenate(answers), len(places)
+        answers = np.concatenate(answers)
+        lengths = np.bincount(answers, minlength=before).astype(np.float32)
+        own, places = self._own_places(kept)
+        tokens, answers, count = tokens[own], answers[own], len(places)
         members = np.zeros([before, max(-(-count // LABELS_MULTIPLE), 1) * LABELS_MULTIPLE], np.float32)
         members[answers, np.arange(count)] = 1
         padded = np.stack([np.zeros(members.shape[1], np.int64), np.full(members.shape[1], IGNORED, np.int64)])
         padded[:, :count] = places, tokens
         present = [[float(len(each) > 0)] * len(row["good"]) for row, each in zip(rows, kept, strict=True)]
         members = np.ascontiguousarray(members.reshape([-1, 2, members.shape[1]]).transpose([1, 0, 2]))
-        batch = {"labels": padded, MEMBERS: members, LENGTHS: members.sum(axis=2)}
+        batch = {"labels": padded, MEMBERS: members, LENGTHS: np.ascontiguousarray(lengths.reshape([-1, 2]).T)}
         batch[PRESENT] = np.concatenate(present).astype(np.float32)
         batch[GOOD] = np.concatenate([row["good"] for row in rows]).astype(np.float32)
         if rows[0][REFERENCE] is not None:
             batch[REFERENCE] = np.concatenate([row[REFERENCE] for row in rows]).T.astype(np.float32)
         batch[COUNTS] = [self._counts(row, each) for row, each in zip(rows, kept, strict=True)]
         return batch
+
+    def _own_places(self, kept: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Return which labels this rank's tokens have, and these tokens' places among its own; kept: those in rows."""
+        length = self.length // self.ranks
+        inside, rows = np.concatenate(kept), np.repeat(np.arange(len(kept)), [len(places) for places in kept])
+        own = inside // length == self.rank
+        return own, (inside % length + rows * length)[own]
 
     @staticmethod
     def _counts(row: dict[str, Any], places: NDArray[np.int64]) -> list[int]:

@@ -3,18 +3,22 @@
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 from numpy.typing import NDArray
 from paddle import Tensor
+from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel
 
 from paddle_te.distributed import gather_objects
 from paddle_te.host import HostModel, HostTrainer
 from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, MEMBERS, PRESENT, REFERENCE, Rows
+from paddle_te.hosts.paddlenlp.training.preference_pipeline import in_pipeline, token_log_probabilities
 from paddle_te.outputs import write_file
 from paddle_te.runs.heartbeat import EVALUATING, Heartbeat
 
@@ -30,33 +34,59 @@ Inputs = dict[str, Any]  # a batch of `PreferenceCollator`
 class Reference(Protocol):
     """What answers are compared with."""
 
-    def log_probabilities(self, model: HostModel, inputs: Inputs) -> Tensor:
-        """Return those of the first and the second answer of each pair, float32 [2, m], without gradients.
+    def log_probabilities(self, model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
+        """Return those of the first and the second answer of each batch's pairs, float32 [2, m], without gradients.
 
-        model: the one that is trained.
+        In a pipeline [] but on the last stage. model: the one that is trained.
         """
+
+
+def of_the_model(inputs: Inputs) -> Inputs:
+    """Return what a model takes of a batch."""
+    return {name: value for name, value in inputs.items() if name not in OF_ANSWERS}
+
+
+def of_answers(inputs: Inputs, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of tokens' log-probabilities [n] over a batch's answers, [m] of the first and the second ones.
+
+    They are sums over the ranks that share sequences, too.
+    """
+    sums = (inputs[MEMBERS] * tokens).sum(-1)
+    ranks = getattr(fleet.fleet, "_hcg", None)  # there is none without hybrid parallelism
+    if ranks is not None and ranks.get_sep_parallel_world_size() > 1:
+        others = sums.detach().clone()  # each rank's gradient is that of its own tokens
+        dist.all_reduce(others, group=ranks.get_sep_parallel_group())
+        sums = sums + (others - sums.detach())
+    first, second = sums.unbind(0)
+    return first, second
 
 
 def log_probabilities(model: HostModel, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return those that a model gives to a batch's answers, float32 [m] of the first and of the second ones."""
-    outputs = model(**{name: value for name, value in inputs.items() if name not in OF_ANSWERS})
-    tokens = outputs[0] if isinstance(outputs, tuple) else outputs
-    first, second = inputs[MEMBERS].unbind(0)
-    return (first * tokens).sum(-1), (second * tokens).sum(-1)
+    outputs = model(**of_the_model(inputs))
+    return of_answers(inputs, outputs[0] if isinstance(outputs, tuple) else outputs)
+
+
+def score(model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
+    """Return `log_probabilities` of each batch, float32 [2, m]; in a pipeline without gradients, on the last stage."""
+    if not isinstance(model, PipelineParallel):
+        return [paddle.stack(log_probabilities(model, inputs)) for inputs in batches]
+    found = token_log_probabilities(model, [of_the_model(inputs) for inputs in batches])
+    return [paddle.stack(of_answers(*each)) for each in zip(batches, found, strict=False)]
 
 
 class NoReference:
     """Give all answers the same probability."""
 
-    def log_probabilities(self, model: HostModel, inputs: Inputs) -> Tensor:
-        return paddle.zeros_like(inputs[LENGTHS])
+    def log_probabilities(self, model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
+        return [paddle.zeros_like(inputs[LENGTHS]) for inputs in batches]
 
 
 class Computed:
     """Take what was computed before training from the batch."""
 
-    def log_probabilities(self, model: HostModel, inputs: Inputs) -> Tensor:
-        return inputs[REFERENCE]
+    def log_probabilities(self, model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
+        return [inputs[REFERENCE] for inputs in batches]
 
 
 class OwnWeights:
@@ -69,9 +99,9 @@ class OwnWeights:
         self._all = model.sublayers(include_self=True)
         self._adapted = [layer for layer in self._all if hasattr(layer, "disable_lora") and layer is not model]
 
-    def log_probabilities(self, model: HostModel, inputs: Inputs) -> Tensor:
+    def log_probabilities(self, model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
         with paddle.no_grad(), self._off():
-            return paddle.stack(log_probabilities(model, inputs))
+            return score(model, batches)
 
     @contextlib.contextmanager
     def _off(self) -> Iterator[None]:
@@ -99,9 +129,9 @@ class SecondModel:
             weight.stop_gradient = True
         self.model = model
 
-    def log_probabilities(self, model: HostModel, inputs: Inputs) -> Tensor:
+    def log_probabilities(self, model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
         with paddle.no_grad():
-            return paddle.stack(log_probabilities(self.model, inputs))
+            return score(self.model, batches)
 
     def take_weights(self, model: HostModel) -> None:
         """Take the weights of a model with the same layers."""
@@ -152,16 +182,25 @@ def _read(path: Path, identity: Mapping[str, Any], rows: Rows) -> list[list[floa
 
 def _compute(trainer: HostTrainer, reference: Reference, rows: Rows) -> NDArray[np.float32]:
     """Return float32 [pairs, 2], of which each rank that reads other data computes its share of the rows."""
-    args, beat = trainer.args, Heartbeat().beat
+    args, beat, model = trainer.args, Heartbeat().beat, in_pipeline(base_of(trainer.model))
     ranks, rank = max(args.dataset_world_size, 1), max(args.dataset_rank, 0)
     found = np.full([len(rows.pairs), 2], np.nan, np.float32)
-    for first in range(0, len(rows), ranks):
-        number = first + rank
-        batch = trainer.data_collator([rows[min(number, len(rows) - 1)]])
-        inputs = {name: paddle.to_tensor(value) for name, value in batch.items() if isinstance(value, np.ndarray)}
+    together = args.gradient_accumulation_steps if isinstance(model, PipelineParallel) else 1
+    for first in range(0, len(rows), ranks * together):
+        numbers = [first + each * ranks + rank for each in range(together)]
+        batches = [trainer.data_collator([rows[min(number, len(rows) - 1)]]) for number in numbers]
+        inputs = [{name: paddle.to_tensor(v) for name, v in b.items() if isinstance(v, np.ndarray)} for b in batches]
+        inputs = [trainer._own_tokens(each) for each in inputs]
         with trainer.autocast_smart_context_manager():
-            values = reference.log_probabilities(trainer.model, inputs).numpy().T
-        if number < len(rows):
-            found[rows.packs[number]] = values
+            values = reference.log_probabilities(model, inputs)
+        for number, each in zip(numbers, values, strict=False):  # none but on a pipeline's last stage
+            if number < len(rows):
+                found[rows.packs[number]] = each.numpy().T
         beat(EVALUATING)
     return np.fmax.reduce(np.stack(gather_objects(found, args.world_size)))
+
+
+def base_of(model: HostModel) -> HostModel:
+    """Return the pipeline in a LoRAModel; another model as it is."""
+    base = getattr(model, "model", None)
+    return base if isinstance(base, PipelineLayer) else model

@@ -7,14 +7,25 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
+from paddle.distributed import fleet
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.distributed import gather_objects
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer
 from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, PRESENT
-from paddle_te.hosts.paddlenlp.training.preference_reference import Reference, SecondModel, log_probabilities
+from paddle_te.hosts.paddlenlp.training.preference_pipeline import take_losses
+from paddle_te.hosts.paddlenlp.training.preference_reference import (
+    Inputs,
+    Reference,
+    SecondModel,
+    log_probabilities,
+    of_answers,
+    of_the_model,
+    score,
+)
 from paddle_te.job import DPO, KTO
+from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import check_values
 from paddle_te.options.scripts import PairPreference, SinglePreference
 from paddle_te.records import Record, record
@@ -69,10 +80,24 @@ class KTOConfig(Record, SinglePreference):
 
 
 def over_all_ranks(tensor: Tensor) -> Tensor:
-    """Return the sum over all processes, in which the ranks that read the same count as often as each other."""
-    if dist.get_world_size() > 1:
+    """Return the sum over all processes, in which the ranks that read the same count as often as each other.
+
+    In a pipeline only those of the last stage call it.
+    """
+    ranks = fleet.get_hybrid_communicate_group() if dist.get_world_size() > 1 else None
+    if ranks is not None and ranks.get_pipe_parallel_world_size() > 1:
+        for group in (ranks.get_data_parallel_group(), ranks.get_sharding_parallel_group()):
+            if group.nranks > 1:
+                dist.all_reduce(tensor, group=group)
+    elif dist.get_world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def place_in_sequences(args: HostArguments) -> tuple[int, int]:
+    """Return (this rank's place, how many) of the ranks that share sequences."""
+    shared = context_parallel(args)
+    return (shared.rank, shared.size) if shared else (0, 1)
 
 
 class Sums:
@@ -88,12 +113,17 @@ class Sums:
         self._names, self._values = tuple(sums), values if self._values is None else self._values + values
 
     def take(self, args: HostArguments) -> dict[str, float]:
-        """Return {name: the sum over all ranks with other data}, {} where there was no micro-batch. Begins anew."""
-        mine = None if self._values is None else self._values.tolist()
+        """Return {name: the sum over all ranks with other data}, {} where there was no micro-batch. Begins anew.
+
+        In a pipeline the last stage's ranks have sums.
+        """
+        mine = None if self._values is None else (self._names, self._values.tolist())
         everyone = [each for each in gather_objects(mine, args.world_size) if each is not None]
         alike = args.world_size // max(args.dataset_world_size, 1)  # ranks that read the same
-        names, self._values = self._names, None
-        return {name: sum(each) / alike for name, each in zip(names, zip(*everyone, strict=True), strict=True)}
+        alike //= max(args.pipeline_parallel_degree, 1)
+        self._values = None
+        totals = [sum(each) / alike for each in zip(*(values for _, values in everyone), strict=True)]
+        return dict(zip(everyone[0][0], totals, strict=True)) if everyone else {}
 
 
 class PreferenceTrainer(FinetuningTrainer):
@@ -109,9 +139,15 @@ class PreferenceTrainer(FinetuningTrainer):
         super().__init__(*args, **kwargs)
         self.loss, self.reference, self.update_steps = loss, reference, update_steps
         self._sums = Sums()
+        self._held: list[tuple[Inputs, Any]] = []  # a pipeline's micro-batches of the running step, with their weights
 
     def _weigh_losses(self) -> None:
         self.weigh_losses(ignore_index=None)
+
+    def _own_tokens(self, batch: Inputs) -> Inputs:
+        """Leave the labels as they are, places among this rank's tokens."""
+        labels = {"labels": batch["labels"]}
+        return super()._own_tokens({name: value for name, value in batch.items() if name != "labels"}) | labels
 
     def training_step(self, model: HostModel, inputs: dict[str, Any], step_control: int = 0) -> Tensor:
         """Do one micro-batch; the reference is renewed before the first one of a step."""
@@ -123,15 +159,48 @@ class PreferenceTrainer(FinetuningTrainer):
 
     def compute_loss(self, model: HostModel, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         """Return the micro-batch's share of the step's loss, a mean over all pairs of all ranks."""
-        reference = self.reference.log_probabilities(model, inputs).unbind(0)
-        policy, tokens = log_probabilities(model, inputs), inputs[LENGTHS].unbind(0)
-        first, second = (Answer(*each) for each in zip(policy, reference, tokens, strict=True))
+        reference = self.reference.log_probabilities(model, [inputs])[0]
+        loss = self._compare(inputs, log_probabilities(model, inputs), reference, self._loss_weight)
+        return (loss, (loss,)) if return_outputs else loss
+
+    def _compare(self, inputs: Inputs, policy: tuple[Tensor, Tensor], reference: Tensor, weights: Any) -> Tensor:
+        """Return the loss of a micro-batch's answers; keep what the log wants of them.
+
+        policy: log-probabilities [m] of the first and the second answers. weights: of the loss's parts, or None.
+        """
+        tokens = inputs[LENGTHS].unbind(0)
+        first, second = (Answer(*each) for each in zip(policy, reference.unbind(0), tokens, strict=True))
         with paddle.amp.auto_cast(False):
             outcome = self.loss(Answers(first, second, inputs[PRESENT], inputs[GOOD]))
             self._sums.add(outcome.sums)
-            weights: Any = self._loss_weight or (1, 1)
-            loss = sum(part * weight for part, weight in zip(outcome.parts, weights, strict=True))
-        return (loss, (loss,)) if return_outputs else loss
+            return sum(part * weight for part, weight in zip(outcome.parts, weights or (1, 1), strict=True))
+
+    def training_pipeline_step(self, model: HostModel, inputs: Inputs) -> Tensor:
+        """Hold a micro-batch; do the step when its last one is there. The last stage computes the losses in a row."""
+        self._held.append((inputs, self._loss_weight))
+        if len(self._held) == self.args.gradient_accumulation_steps:
+            held, self._held = self._held, []
+            with self.autocast_smart_context_manager():
+                references = self.reference.log_probabilities(model, [inputs for inputs, _ in held])
+            left = iter(zip(held, references, strict=False))
+
+            def take(tokens: Tensor) -> Tensor:
+                (batch, weights), reference = next(left)
+                return self._compare(batch, of_answers(batch, tokens), reference, weights)
+
+            take_losses(model, take)
+        return super().training_pipeline_step(model, of_the_model(inputs))
+
+    def prediction_pipeline_step(
+        self, model: HostModel, inputs: Inputs, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, None, None]:
+        """Return the loss of a batch, on the last stage; 0 on others."""
+        loss = paddle.zeros([])
+        with paddle.no_grad(), self.autocast_smart_context_manager():
+            references = self.reference.log_probabilities(model, [inputs])
+            for policy, reference in zip(score(model, [inputs]), references, strict=False):
+                loss = self._compare(inputs, (policy[0], policy[1]), reference, None)
+        return loss, None, None
 
     def prediction_step(self, model: HostModel, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Return the loss of a batch; that of the evaluation is made of `_sums`."""
