@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import paddle
 from paddle.nn import Layer
 
 from paddle_te import device
@@ -30,13 +31,16 @@ from paddle_te.training.callback import Callback, Control, State
 
 logger = logging.getLogger(__name__)
 
+_STDERR = 2  # of the process, whatever sys.stderr has become
 STRAGGLER_STEPS = 100  # from one line about the slowest rank to the next
 _locks: dict[Path, FolderLock] = {}  # {folder: FolderLock}, held until the process ends
 
 
 def show_signs_of_life() -> None:
-    """Tell the launcher that this rank is there, and write all threads' stacks to stderr when it asks."""
-    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    """Tell the launcher that this rank is there; write all threads' stacks to stderr when it asks, and in a crash."""
+    paddle.disable_signal_handler()  # Paddle's says nothing of Python's frames
+    faulthandler.enable(_STDERR, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, _STDERR, all_threads=True)
     Heartbeat().beat(STARTING)
 
 

@@ -49,6 +49,9 @@ MODELS = {  # of runs.toml
     "llama-2-13b": step.Size(Dims(1, 4096, 5120, 13824, 40, 40, 10000.0), 32000, layers=40),
     "qwen2.5-7b": step.SIZES["qwen2.5-7b-s4096"],  # 16 layers
     "qwen3-8b": replace(step.SIZES["qwen3-8b-s4096"], layers=36),
+    "qwen3-30b": replace(
+        step.SIZES["qwen3-30b-s4096"], dims=replace(step.SIZES["qwen3-30b-s4096"].dims, batch=1), layers=48
+    ),
     "qwen2.5-3b": step.Size(
         Dims(1, 8192, 2048, 11008, 16, 2, 1e6, variant=QWEN2), 151936, layers=36, family="qwen2", tied=True
     ),

@@ -132,7 +132,8 @@ class Training:
 class Run(Training):
     """llm/llama/run_pretrain.py, started by its launcher.
 
-    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel.
+    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel. ep: ranks of sharding that divide the
+    experts.
     """
 
     sharding: int = 1
@@ -141,6 +142,7 @@ class Run(Training):
     pp: int = 1
     sep: int = 1
     cp: int = 1
+    ep: int = 1
     sequence_parallel: bool = False
     backend: str = "te"
 
@@ -155,7 +157,7 @@ class Run(Training):
     @property
     def layout(self):
         parts = {"tp": self.tp, "pp": self.pp, "sep": self.sep, "cp": self.cp, self.stage + " over ": self.sharding}
-        parts["dp"] = self.data_ranks // self.sharding
+        parts |= {"ep": self.ep, "dp": self.data_ranks // self.sharding}
         words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
         return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
 
@@ -192,8 +194,8 @@ class Run(Training):
             "MAX_STEPS": steps + profiled,
             "EXTRA_ARGS": self.all_flags,
         }
-        if self.pp > 1:  # which fine-tuning has not
-            wanted["PP"] = self.pp
+        # those that fine-tuning does not have
+        wanted |= {name: degree for name, degree in {"PP": self.pp, "EP": self.ep}.items() if degree > 1}
         if profiled:
             wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
         return [f"--{name}={value}" for name, value in (self.inputs(conditions) | wanted).items()]

@@ -1,5 +1,9 @@
-"""The line about the slowest of several ranks."""
+"""The line about the slowest of several ranks, and what a crash leaves."""
 
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import paddle
@@ -23,3 +27,19 @@ def test_the_slowest_rank_is_named_every_so_many_steps(monkeypatch, caplog):
     said = [record.message for record in caplog.records if "slowest" in record.message]
     assert [line.partition(":")[0] for line in said] == ["step 2", "step 4"]
     assert all("the slowest rank, 1 on other, takes 3." in line for line in said)
+
+
+def test_a_crash_shows_where_each_thread_was():
+    code = """
+import ctypes
+from paddle_te.training.liveness import show_signs_of_life
+
+def reads_a_null_pointer():
+    ctypes.string_at(0)
+
+show_signs_of_life()
+reads_a_null_pointer()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120)
+    assert ended.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in ended.stderr and "in reads_a_null_pointer" in ended.stderr
