@@ -132,8 +132,8 @@ class Training:
 class Run(Training):
     """llm/llama/run_pretrain.py, started by its launcher.
 
-    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel. ep: ranks of sharding that divide the
-    experts.
+    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel. ep: how many ranks of sharding
+    divide the experts.
     """
 
     sharding: int = 1
