@@ -26,6 +26,15 @@ from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, _With
 from paddle_te.ops.low_rank import LowRankUpdate
 
 
+def attributes_of_b(config: Any) -> paddle.ParamAttr:
+    """Return what B is made with: zeros, and with LoRA+ (Hayou et al., 2024, arXiv 2402.12354) a greater learning rate.
+
+    config: a host's LoRAConfig.
+    """
+    rate = getattr(config, "lora_plus_scale", 1.0)
+    return paddle.ParamAttr(initializer=nn.initializer.Constant(0.0), learning_rate=rate)
+
+
 class LowRank(nn.Layer):
     """Hold A and B of one part.
 
@@ -54,7 +63,7 @@ class LowRank(nn.Layer):
                 self.lora_A = make([in_features, config.r], uniform)
         else:
             self.lora_A = make([in_features, config.r], uniform)
-        self.lora_B = make([config.r, out_features], nn.initializer.Constant(0.0))
+        self.lora_B = self.create_parameter([config.r, out_features], attributes_of_b(config), dtype)
         if tp is not None and parallel_mode is not None:
             self._mark(
                 tp, *{"column": (self.lora_B, 1, self.lora_A), "row": (self.lora_A, 0, self.lora_B)}[parallel_mode]

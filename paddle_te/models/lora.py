@@ -172,7 +172,7 @@ def check_settings(config: Any) -> None:
     """Raise ValueError for settings of a host's LoRAConfig that our layers do not have."""
     plain = dict(
         pissa=False, loraga=False, use_mora=False, lora_use_mixer=False, do_qat=False, use_quick_lora=False,
-        trainable_bias=None, enable_lora_list=None, lora_plus_scale=1.0,
+        trainable_bias=None, enable_lora_list=None,
     )  # fmt: skip
     for name, value in plain.items():
         if getattr(config, name, value) != value:

@@ -19,19 +19,28 @@ UNSUPPORTED = {
     "benchmark": (False, "tools/benchmark/throughput.py measures"),
     "flash_mask": (False, "zero_padding needs no mask with backends pd and te"),
     "lazy": (False, "all records are read before training"),
-    "rslora_plus": (False, "--rslora true --lora_alpha 4 scales as it does, with one learning rate for A and B"),
     "use_long_sequence_strategies": (False, "sequences are as long as the model's positions"),
+}
+
+
+# Words of PaddleNLP's for several flags, where they are true
+EXPANDED: Mapping[str, Mapping[str, object]] = {
+    "rslora_plus": {"rslora": True, "lora_alpha": 4, "lora_plus_scale": 4.0},
 }
 
 
 def without_unsupported(values: Mapping[str, object], known: Container[str] = ()) -> dict[str, object]:
     """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError.
 
-    known: those of UNSUPPORTED that this script has.
+    And with the flags that words of EXPANDED stand for, whose values override the file's, as in PaddleNLP. known:
+    those of UNSUPPORTED that this script has.
     """
     values = without_removed(values)
     refused = {name: says for name, says in UNSUPPORTED.items() if name not in known}
     for name, (nothing, remedy) in refused.items():
         if name in values and not asks_for_nothing(values[name], nothing):
             raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
-    return {name: value for name, value in values.items() if name not in refused}
+    kept = {name: value for name, value in values.items() if name not in refused and name not in EXPANDED}
+    for name in EXPANDED.keys() & values.keys():
+        kept |= {} if asks_for_nothing(values[name], False) else EXPANDED[name]
+    return kept

@@ -815,12 +815,14 @@ class FinetuneModel:
     lora_rank: int = option(
         whole(1, limit=2**16), default=32, help="Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
     )
-    lora_alpha: int = option(
+    lora_alpha: int | None = option(
         whole(1, limit=10**6),
-        default=64,
-        help="The adapter's outputs are scaled by lora_alpha / lora_rank.",
+        default=None,
+        help="The adapter's outputs are scaled by lora_alpha / lora_rank. Default: twice lora_rank; with rslora 4.",
         doc="its outputs are scaled by alpha / rank",
         zh="adapter 的输出乘以 alpha / rank",
+        shown="2 · rank; 4 with `--rslora`",
+        shown_zh="2 · rank；`--rslora` 时为 4",
     )
     rslora: bool = option(
         FLAG,
@@ -828,6 +830,17 @@ class FinetuneModel:
         help="Scale by lora_alpha / sqrt(lora_rank) instead, as rank-stabilized LoRA does.",
         doc="scale by alpha / √rank instead (rank-stabilized LoRA)",
         zh="改为乘以 alpha / √rank（rank-stabilized LoRA）",
+        needs=_WITH_LORA,
+    )
+    lora_plus_scale: float = option(
+        POSITIVE,
+        default=1.0,
+        help="Learning rate of lora_B over that of lora_A (LoRA+). PaddleNLP's rslora_plus in a file of arguments is "
+        "--rslora true --lora_alpha 4 --lora_plus_scale 4.",
+        doc="learning rate of B over that of A (LoRA+); `rslora_plus` in PaddleNLP's files is `--rslora true "
+        "--lora_alpha 4 --lora_plus_scale 4`",
+        zh="B 与 A 的学习率之比（LoRA+）；PaddleNLP 参数文件中的 `rslora_plus` 即 `--rslora true --lora_alpha 4 "
+        "--lora_plus_scale 4`",
         needs=_WITH_LORA,
     )
     lora_dropout: float = option(

@@ -35,6 +35,8 @@ def model_values(
     if lora is not None:
         values["adapter"] = f"rank {lora.r}, alpha {lora.lora_alpha}, on {' '.join(lora.target_modules)}"
         values["adapter"] += ", rank-stabilized" if lora.rslora else ""
+        plus = getattr(lora, "lora_plus_scale", 1)
+        values["adapter"] += f", B's learning rate times {plus:g}" if plus != 1 else ""
         values["adapter"] += f", over weights in {quantized}" if quantized else ""
     else:
         values[FROZEN] = frozen_by(frozen or ())

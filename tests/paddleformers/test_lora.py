@@ -127,7 +127,6 @@ def test_no_adapter_is_an_error(tmp_path):
     [
         (dict(loraga=True), "no loraga"),
         (dict(trainable_bias="all"), "no trainable_bias"),
-        (dict(lora_plus_scale=4.0), "no lora_plus_scale"),
         (dict(targets=("w1",)), "match nothing"),
     ],
 )

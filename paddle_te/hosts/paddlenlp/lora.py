@@ -67,47 +67,55 @@ def lora_model_class(backend: str) -> Any:
 def lora_config(
     targets: str = "all",
     r: int = 32,
-    lora_alpha: float = 64,
+    lora_alpha: float | None = None,
     lora_dropout: float = 0.0,
     dtype: str | None = None,
     tensor_parallel_degree: int = -1,
     rslora: bool = False,
+    lora_plus_scale: float = 1.0,
 ) -> HostConfig:
     """Return the LoRAConfig for "all", "attention" or "mlp" projections of any backend.
 
-    scaling = lora_alpha / r, with rslora lora_alpha / sqrt(r).
+    scaling = lora_alpha / r, with rslora lora_alpha / sqrt(r). lora_alpha: by default 2 r, with rslora 4, as
+    PaddleNLP's run_finetune.py has it. lora_plus_scale: the learning rate of B over that of A.
     """
+    if lora_alpha is None:
+        lora_alpha = 4 if rslora else 2 * r
     return LoRAConfig(
         target_modules=target_modules(targets),
         r=r,
         lora_alpha=lora_alpha,
         lora_dropout=lora_dropout,
         rslora=rslora,
+        lora_plus_scale=lora_plus_scale,
         dtype=dtype,
         tensor_parallel_degree=tensor_parallel_degree,
     )
 
 
-def load_lora(model: HostModel, folder: str | Path, backend: str, verify: str = FULL) -> HostModel:
+def load_lora(
+    model: HostModel, folder: str | Path, backend: str, verify: str = FULL, lora_plus_scale: float = 1.0
+) -> HostModel:
     """Return the LoRAModel around `model` with the adapter in `folder`.
 
     The adapter is PEFT's, PaddleFormers', or PaddleNLP's of any backend and in any degrees. All processes call it.
 
-    verify: how much of the folder's manifest, if it has one, is compared first. Raises CheckpointError where there is
-    no adapter, or that of another model, and for files that are damaged or would run code when they are loaded.
+    verify: how much of the folder's manifest, if it has one, is compared first. lora_plus_scale: as `lora_config`'s, of
+    further training. Raises CheckpointError where there is no adapter, or that of another model, and for files that are
+    damaged or would run code when they are loaded.
     """
     verification(verify).check(folder)
     config, dims = model.config, Dims(spec_of(model.config))
     adapter = open_adapter(folder, family_of(config))
     check_fits(adapter, dims, "this run's model", is_tied(config))
     check_trainable(adapter)
-    lora = lora_model_class(backend)(model, _config_of(adapter, model))
+    lora = lora_model_class(backend)(model, _config_of(adapter, model, lora_plus_scale))
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     _set_weights(lora, dict(shares(adapter, form_for(layout_of(config)), dims, degree, rank)), folder)
     return lora
 
 
-def _config_of(adapter: Adapter, model: HostModel) -> HostConfig:
+def _config_of(adapter: Adapter, model: HostModel, lora_plus_scale: float) -> HostConfig:
     """Return the LoRAConfig of an Adapter on a model, whose own dtype may be another than its config.json's."""
     settings, config = adapter.settings, model.config
     dtype = next(weight.dtype for weight in model.parameters() if weight.is_floating_point())
@@ -117,6 +125,7 @@ def _config_of(adapter: Adapter, model: HostModel) -> HostConfig:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         rslora=settings.rslora,
+        lora_plus_scale=lora_plus_scale,
         dtype=str(dtype).removeprefix("paddle."),
         tensor_parallel_degree=config.tensor_parallel_degree,
         base_model_name_or_path=settings.base,

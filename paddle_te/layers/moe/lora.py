@@ -9,7 +9,7 @@ import paddle
 from paddle import Tensor, nn
 
 from paddle_te.fp8 import GemmQuantizers
-from paddle_te.layers.lora import WithLoRA
+from paddle_te.layers.lora import WithLoRA, attributes_of_b
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
 from paddle_te.ops.moe import ExpertWeights, GroupedLowRank
 
@@ -26,7 +26,7 @@ class GroupedLowRanks(nn.Layer):
         uniform = nn.initializer.Uniform(-(in_features**-0.5), in_features**-0.5)  # Kaiming's of a single A
         make = lambda shape, init: self.create_parameter(shape, dtype=dtype, default_initializer=init)  # noqa: E731
         self.lora_A = make([experts, config.r, in_features], uniform)
-        self.lora_B = make([experts, out_features, config.r], nn.initializer.Constant(0.0))
+        self.lora_B = self.create_parameter([experts, out_features, config.r], attributes_of_b(config), dtype)
 
     def delta(self) -> Tensor:
         """Return what merging adds to the weights: float32 [experts, out_features, in_features]."""

@@ -146,10 +146,12 @@ class ScriptParser(PdArgumentParser):
             raise ValueError(f"{json_file}: must be an object of flags and their values, {{...}}")
         words = super().read_json(json_file)
         own = {word.removeprefix("--") for word in self._option_string_actions}
-        for name in content.keys() - without_unsupported(content, own).keys():
+        kept = without_unsupported(content, own)
+        for name in content.keys() - kept.keys():
             start = words.index(f"--{name}")
             del words[start : start + 2]
-        return words
+        changed = {name: value for name, value in kept.items() if name not in content or content[name] != value}
+        return words + [word for name, value in changed.items() for word in (f"--{name}", str(value))]
 
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -111,7 +111,8 @@ def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_
 def add_lora(model: HostModel, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
-        return load_lora(model, model_args.lora_path, backend, training_args.verify_checkpoint)
+        verify, plus = training_args.verify_checkpoint, model_args.lora_plus_scale
+        return load_lora(model, model_args.lora_path, backend, verify, plus)
     config: HostConfig = new_adapter(model_args, training_args)
     config.base_model_name_or_path = model_args.model_name_or_path
     return lora_model_class(backend)(model, config)
@@ -129,6 +130,7 @@ def new_adapter(model_args: FinetuneModelArguments, training_args: HostArguments
         training_args.model_dtype,
         training_args.tensor_parallel_degree,
         model_args.rslora,
+        model_args.lora_plus_scale,
     )
 
 

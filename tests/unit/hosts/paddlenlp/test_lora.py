@@ -16,6 +16,7 @@ from paddle_te.hosts.paddlenlp.loading import from_pretrained, load_config, load
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, target_modules
 from paddle_te.layers import stored_weights
 from paddle_te.models.lora import TARGETS
+from paddle_te.optimizer import fuse_clipping
 from paddle_te.weights import CheckpointError, check_layout, convert, te_to_native
 from paddle_te.weights.adapters.peft import convert_adapter
 from tests.te_weights import relative
@@ -121,6 +122,33 @@ def test_merge_gives_the_same_logits_and_unmerge_the_weights(seed):
     model = ours.restore_original_model()
     assert relative(model(ids)[0], apart) < 1e-5
     assert set(model.state_dict()) == set(LlamaForCausalLM(tiny_config()).state_dict())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_lora_plus_moves_b_faster_as_paddlenlps(seed, fused):
+    """After a step of AdamW with weight decay, in Paddle's own form and in one call."""
+    paddle.seed(seed)
+    native, ours = lora_pair(lambda: lora_config(r=4, lora_plus_scale=4.0))
+    ids, before = paddle.randint(0, 64, [2, 16]), {}
+    for model in (native, ours):
+        trained = [weight for weight in model.parameters() if not weight.stop_gradient]
+        before[model] = {weight.name: weight.clone() for weight in trained}
+        rate = paddle.optimizer.lr.LambdaDecay(1e-3, lambda step: 1.0)
+        clip = paddle.nn.ClipGradByGlobalNorm(1.0)
+        optimizer = paddle.optimizer.AdamW(rate, parameters=trained, weight_decay=0.1, grad_clip=clip)
+        if fused and model is ours:
+            fuse_clipping(optimizer)
+        loss_of(model, ids).backward()
+        optimizer.step()
+    mine = dict(ours.model.named_parameters())
+    moved = {"lora_A": [], "lora_B": []}
+    for name, weight in native.model.named_parameters():
+        if "lora_" in name:
+            change = mine[ours_name(name)] - before[ours][mine[ours_name(name)].name]
+            moved[name[-6:]].append(change.abs().max().item())
+            theirs = weight - before[native][weight.name]
+            assert relative(change.numpy(), theirs.numpy()) < 1e-2, name
+    assert np.mean(moved["lora_B"]) == pytest.approx(4 * np.mean(moved["lora_A"]), rel=0.05)
 
 
 def test_a_new_adapter_changes_nothing(seed):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from paddlenlp.trainer import PdArgumentParser
 
+from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments, ScriptParser
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments
 from paddle_te.job import Job
@@ -89,3 +90,15 @@ def test_paddlenlps_files_may_name_what_is_not_here_unless_they_ask_for_it(tmp_p
     file.write_text(json.dumps({**values, "eval_with_do_generation": True}))
     with pytest.raises(ValueError, match="^eval_with_do_generation true: is not supported; .*--prompts"):
         ScriptParser((FinetuneModelArguments,)).parse()
+
+
+def test_paddlenlps_rslora_plus_is_three_flags(tmp_path, monkeypatch):
+    """What run_finetune.py and run_dpo.py of PaddleNLP make of it, whatever the file's lora_alpha is."""
+    file = tmp_path / "dpo_lora_argument.json"
+    monkeypatch.setattr(sys, "argv", ["run_dpo.py", str(file)])
+    values = {"model_name_or_path": str(tmp_path), "lora": True, "lora_rank": 64, "lora_alpha": 7}
+    for plus, want in ((True, (True, 4, 4.0)), (False, (False, 7, 1.0))):
+        file.write_text(json.dumps(values | {"rslora_plus": plus}))
+        (arguments,) = ScriptParser((FinetuneModelArguments,)).parse()
+        assert (arguments.rslora, arguments.lora_alpha, arguments.lora_plus_scale) == want
+    assert lora_config(r=64).scaling == 2 and lora_config(r=64, rslora=True).scaling == 4 / 8
