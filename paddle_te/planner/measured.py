@@ -57,7 +57,8 @@ def speed_of(model: Model, layout: Job, gpu: Gpu) -> float | None:
 
 def ran_on(layout: Job) -> list[str]:
     """The GPUs on which layouts of the same kind ran."""
-    return sorted({gpu for kind, gpu in _kinds() if kind == _kind(layout)})
+    asked = _kind(layout)
+    return sorted({gpu for kind, gpu in _kinds() if kind == asked})
 
 
 def has_run(layout: Job) -> bool:
