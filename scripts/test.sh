@@ -6,8 +6,8 @@
 # PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them. The tests of PaddleFormers
 # as a host, tests/paddleformers, run in an environment of their own, .venv-paddleformers, which is made first if it is
 # missing. HOST=paddleformers runs these alone, HOST=paddlenlp all others.
-# WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others one more, but those on a GPU
-# one at a time.
+# WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others two more, and PaddleFormers'
+# beside these; but those on a GPU one at a time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
@@ -65,11 +65,21 @@ if [ "${1:-}" != --quick ]; then
 fi
 say "unit tests"
 run "$workers" tests/unit
-if [ "${1:-}" != --quick ]; then
-  say "tests with several processes, and of whole commands"
-  run $((workers + 1)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
+[ "${1:-}" != --quick ] || exit $failed
+beside=
+if [ "$host" != paddlenlp ]; then
+  said=$(mktemp)
+  set -m # a process group of its own, which ends with this script
+  test_paddleformers >"$said" 2>&1 &
+  beside=$!
+  set +m
+  trap 'kill -- "-$beside" 2>/dev/null || true' EXIT
 fi
-if [ "${1:-}" != --quick ] && [ "$host" != paddlenlp ]; then
-  test_paddleformers || failed=1
+say "tests with several processes, and of whole commands"
+run $((workers + 2)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
+if [ -n "$beside" ]; then
+  wait "$beside" || failed=1
+  cat "$said"
+  rm "$said"
 fi
 exit $failed
