@@ -111,6 +111,14 @@ def test_none_and_pd_learn_alike(monkeypatch, place, tmp_path):
     assert none[6]["rewards/margins"] > none[1]["rewards/margins"] + 1e-3
 
 
+def test_roundings_of_policy_and_reference_cancel_out(monkeypatch, place, tmp_path):
+    """Under delayed scaling both need the same scales: with the weights that it began with, no answer is rewarded."""
+    flags = dict(lora="true", lora_rank=4, use_fp8="true", quantize_base="fp8")
+    lines, _ = run(monkeypatch, place, tmp_path, learning_rate=1e-20, save_strategy="no", max_steps=4, **flags)
+    assert [lines[step]["loss"] for step in lines] == pytest.approx([np.log(2)] * 4, rel=1e-6)
+    assert np.ptp([lines[step]["logps/chosen"] for step in lines]) > 0.1  # other pairs in each step
+
+
 @pytest.mark.parametrize("flags", [{}, dict(lora="true", lora_rank=4)])
 def test_a_reference_computed_before_is_the_same(monkeypatch, place, tmp_path, flags):
     flags |= dict(do_eval="true", eval_steps=6, learning_rate=5e-3)

@@ -10,6 +10,7 @@ from paddle import Tensor
 from paddle.distributed import fleet
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te import fp8
 from paddle_te.distributed import gather_objects
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer
@@ -150,12 +151,22 @@ class PreferenceTrainer(FinetuningTrainer):
         return super()._own_tokens({name: value for name, value in batch.items() if name != "labels"}) | labels
 
     def training_step(self, model: HostModel, inputs: dict[str, Any], step_control: int = 0) -> Tensor:
-        """Do one micro-batch; the reference is renewed before the first one of a step."""
+        """Do one micro-batch; before the first one of a step renew the reference, and end the step before."""
+        if step_control == 0:
+            self._share_scales()
         step = self.state.global_step
         if self.update_steps and step and step_control == 0 and step % self.update_steps == 0:
             assert isinstance(self.reference, SecondModel)  # a rule of job.rules
             self.reference.take_weights(self.model)
         return super().training_step(model, inputs, step_control)
+
+    @staticmethod
+    def _share_scales() -> None:
+        """Update fp8's scales before the reference computes, not after it, when the policy's first forward would.
+
+        Where both compute with the same weights, their roundings then cancel out; otherwise noise drowns the rewards.
+        """
+        fp8.new_step()
 
     def compute_loss(self, model: HostModel, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         """Return the micro-batch's share of the step's loss, a mean over all pairs of all ranks."""
@@ -180,6 +191,7 @@ class PreferenceTrainer(FinetuningTrainer):
         self._held.append((inputs, self._loss_weight))
         if len(self._held) == self.args.gradient_accumulation_steps:
             held, self._held = self._held, []
+            self._share_scales()
             with self.autocast_smart_context_manager():
                 references = self.reference.log_probabilities(model, [inputs for inputs, _ in held])
             left = iter(zip(held, references, strict=False))
