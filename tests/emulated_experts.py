@@ -4,7 +4,7 @@ import numpy as np
 
 from paddle_te.native import DType, ScalingMode
 from paddle_te.native.experts import shares_of_row
-from tests.emulated_te import ELEMENTS, GREATEST, Blocks, Form, at
+from tests.emulated_te import ELEMENTS, GREATEST, Blocks, Form, _gelu, at
 
 
 def _begins(tensor, experts, counts, offsets):
@@ -247,6 +247,19 @@ def experts_add_bias_products(dtype, rows, x, token_of, begins, bias, of_rows, t
     values = _rows(dtype, x, token_of, tokens, len(expert_of), columns)
     bias = at(bias, (experts, columns), dtype).astype(np.float32)
     at(of_rows, (len(values),), np.float32)[...] += (values * bias[expert_of]).sum(1)
+
+
+def experts_scaled_gelu(dtype, rows, x, prob_of, y, columns):
+    probs = at(prob_of, (rows,), np.float32)[:, None]
+    gelu, _ = _gelu(at(x, (rows, columns), dtype).astype(np.float32))
+    at(y, (rows, columns), dtype)[...] = np.where(probs, probs * gelu, 0).astype(dtype)
+
+
+def experts_scaled_dgelu(dtype, rows, dy, x, prob_of, dx, dprob, columns):
+    probs, dy = at(prob_of, (rows,), np.float32)[:, None], at(dy, (rows, columns), dtype).astype(np.float32)
+    gelu, derivative = _gelu(at(x, (rows, columns), dtype).astype(np.float32))
+    at(dprob, (rows,), np.float32)[...] = (dy * gelu).sum(-1)
+    at(dx, (rows, columns), dtype)[...] = np.where(probs, probs * dy * derivative, 0).astype(dtype)
 
 
 def experts_cast_transpose(form, x, token_of, begins, data, transposed, scale, amax, scale_inv, *others):

@@ -35,6 +35,13 @@ CONFIGS = {
     "bias": dict(bias=True, moe_router_topk=3),
     "bias_capacity": dict(bias=True, moe_expert_capacity_factor=0.5),
     "bias_shared": dict(bias=True, moe_shared_expert_intermediate_size=FFN, recompute_modules=("moe_act",)),
+    "gelu": dict(activation="gelu", bias=True, normalization="LayerNorm", moe_expert_capacity_factor=1.0),
+    "gelu_shared": dict(
+        activation="gelu",
+        moe_shared_expert_intermediate_size=FFN,
+        moe_shared_expert_gate=True,
+        recompute_modules=("moe_act",),
+    ),
     "forced": dict(moe_router_force_load_balancing=True, moe_router_topk=3),
     "recompute_act": dict(recompute_modules=("moe_act",)),
     "recompute": dict(recompute_modules=("moe",)),

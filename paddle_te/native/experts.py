@@ -207,3 +207,26 @@ def add_bias_products(te: Shim, stream: Stream, rows: Rows, bias: int, of_rows: 
     function = kernel(f"experts_add_bias_products_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
     given = rows.x, rows.token_of, rows.begins, bias, of_rows, rows.tokens, rows.experts, rows.columns
     te.launch(function, rows.rows, _BLOCK, 0, stream, *given)
+
+
+def scaled_gelu(te: Shim, stream: Stream, x: int, of_rows: int, y: int, rows: int, columns: int, dtype: int) -> None:
+    """Write GELU, in its tanh form, of x [rows, columns] times of_rows, float32 [rows], to y; zeros where that is 0."""
+    function = kernel(f"experts_scaled_gelu_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
+    te.launch(function, rows, _BLOCK, 0, stream, x, of_rows, y, columns)
+
+
+def scaled_dgelu(
+    te: Shim,
+    stream: Stream,
+    dy: int,
+    x: int,
+    of_rows: int,
+    dx: int,
+    dof_rows: int,
+    rows: int,
+    columns: int,
+    dtype: int,
+) -> None:
+    """Write the gradients of x and, float32 [rows], of of_rows to dx and dof_rows, from dy; see `scaled_gelu`."""
+    function = kernel(f"experts_scaled_dgelu_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
+    te.launch(function, rows, _BLOCK, 0, stream, dy, x, of_rows, dx, dof_rows, columns)

@@ -240,6 +240,56 @@ extern "C" __global__ void experts_row_sums(const float* numbers, float* sums, l
   if (row < rows && thread % 32 == 0) sums[row] = sum;
 }
 
+// GELU in its tanh form (Hendrycks and Gimpel, 2016), and in `derivative` its derivative.
+__device__ float gelu(float x, float& derivative) {
+  constexpr float kScale = 0.7978845608f, kCube = 0.044715f;  // the root of 2 / pi
+  const float tanh = tanhf(kScale * (x + kCube * x * x * x));
+  derivative = 0.5f * (1 + tanh) + 0.5f * x * (1 - tanh * tanh) * kScale * (1 + 3 * kCube * x * x);
+  return 0.5f * x * (1 + tanh);
+}
+
+// A block computes GELU of a row times the row's probability. Rows without one, padding, become zeros.
+template <class T>
+__device__ void scaled_gelu(const T* x, const float* prob_of, T* y, long long columns) {
+  constexpr int size = Vector<T>::size;
+  const long long row = blockIdx.x;
+  const float prob = prob_of[row];
+  float derivative;
+  for (long long i = threadIdx.x; i < columns / size; i += blockDim.x) {
+    const auto values = reinterpret_cast<const Vector<T>*>(x + row * columns)[i];
+    Vector<T> rounded;
+    for (int k = 0; k < size; k++) from_float(prob ? prob * gelu(to_float(values.x[k]), derivative) : 0, rounded.x[k]);
+    reinterpret_cast<Vector<T>*>(y + row * columns)[i] = rounded;
+  }
+}
+
+// Its gradients from dy: dx of a row, and dprob, the sum of dy · GELU.
+template <class T>
+__device__ void scaled_dgelu(const T* dy, const T* x, const float* prob_of, T* dx, float* dprob, long long columns) {
+  __shared__ float shares[kMostThreads];
+  constexpr int size = Vector<T>::size;
+  const long long row = blockIdx.x;
+  const float prob = prob_of[row];
+  float product = 0, derivative;
+  for (long long i = threadIdx.x; i < columns / size; i += blockDim.x) {
+    const auto values = reinterpret_cast<const Vector<T>*>(x + row * columns)[i];
+    const auto grads = reinterpret_cast<const Vector<T>*>(dy + row * columns)[i];
+    Vector<T> rounded;
+    for (int k = 0; k < size; k++) {
+      const float grad = to_float(grads.x[k]);
+      product += grad * gelu(to_float(values.x[k]), derivative);
+      from_float(prob ? prob * grad * derivative : 0, rounded.x[k]);
+    }
+    reinterpret_cast<Vector<T>*>(dx + row * columns)[i] = rounded;
+  }
+  shares[threadIdx.x] = product;
+  __syncthreads();
+  if (threadIdx.x) return;
+  float total = 0;
+  for (int i = 0; i < blockDim.x; i++) total += shares[i];
+  dprob[row] = total;
+}
+
 #define EXPERTS(T)                                                                                                    \
   extern "C" __global__ void experts_gather_##T(const T* x, const int* token_of, T* y, long long tokens,              \
                                                 long long columns) {                                                  \
@@ -262,6 +312,13 @@ extern "C" __global__ void experts_row_sums(const float* numbers, float* sums, l
                                                            const T* bias, float* of_rows, long long tokens,           \
                                                            long long experts, long long columns) {                    \
     add_bias_products(x, token_of, begins, bias, of_rows, tokens, experts, columns);                                  \
+  }                                                                                                                   \
+  extern "C" __global__ void experts_scaled_gelu_##T(const T* x, const float* prob_of, T* y, long long columns) {     \
+    scaled_gelu(x, prob_of, y, columns);                                                                              \
+  }                                                                                                                   \
+  extern "C" __global__ void experts_scaled_dgelu_##T(const T* dy, const T* x, const float* prob_of, T* dx,           \
+                                                      float* dprob, long long columns) {                              \
+    scaled_dgelu(dy, x, prob_of, dx, dprob, columns);                                                                 \
   }
 EXPERTS(bfloat16)
 EXPERTS(float16)

@@ -25,6 +25,7 @@ from paddle_te.ops.moe import ExpertWeights
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice, runtime
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
+from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 
 # from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
 CUBLAS, CUBLAS_FP8, CUBLAS_BLOCK = (13, 4), (13, 5), (13, 6)
@@ -48,7 +49,7 @@ def check_experts(activation: str = "swiglu") -> None:
     if capability[0] != HOPPER:
         what = "grouped GEMMs are called as Hopper has them, not GPUs of compute capability {}.{}".format(*capability)
         problems.append(Problem(what, "use backend paddle"))
-    if activation != "swiglu":
+    if activation not in ACTIVATIONS:
         what = f"backend transformer_engine has no experts with activation {activation}"
         problems.append(Problem(what, "use backend paddle"))
     if problems:
@@ -57,7 +58,7 @@ def check_experts(activation: str = "swiglu") -> None:
 
 def check_supported(activation: str) -> None:
     """Refuse an activation. Layers have asked `check_experts` before, which takes longer."""
-    if activation != "swiglu":
+    if activation not in ACTIVATIONS:
         check_experts(activation)
 
 
@@ -152,14 +153,18 @@ class Group(NamedTuple):
 
 
 class ExpertsSettings(NamedTuple):
-    """topk: the greatest number of a token's experts. recompute: whether backward computes the activation again."""
+    """topk: the greatest number of a token's experts. recompute: whether backward computes the activation again.
+
+    activation: one of ACTIVATIONS.
+    """
 
     topk: int
     recompute: bool
+    activation: str
 
 
 class _Placed(NamedTuple):
-    """Where the rows of tokens are. routing_map: a Placeholder. code, dtype: of x."""
+    """Where the rows of tokens are. routing_map: a Placeholder. code, dtype: of x. function: one of ACTIVATIONS."""
 
     routing_map: Any
     sizes: experts.Sizes
@@ -167,6 +172,7 @@ class _Placed(NamedTuple):
     group: Group
     code: int
     dtype: Any
+    function: str
 
     @classmethod
     def of(
@@ -177,6 +183,7 @@ class _Placed(NamedTuple):
         sizes: experts.Sizes,
         columns: Sequence[int],
         x: Placeholder,
+        function: str,
     ) -> _Placed:
         """Place the rows. columns: of x, fc1's output and fc2's input."""
         count, code = sizes.experts, dtype_code("x", x)
@@ -187,7 +194,7 @@ class _Placed(NamedTuple):
         experts.place(rt.te, rt.stream, routing_map.data_ptr(), probs.data_ptr(), places, sizes, columns)
         begins = [places.offsets + 8 * (count + 1) * i for i in range(len(columns))]
         group = Group(count, sizes.rows, places.counts, dict(zip(columns, begins, strict=True)))
-        return cls(routing_map, sizes, places, group, code, x.dtype)
+        return cls(routing_map, sizes, places, group, code, x.dtype, function)
 
     def of_tokens(self, x: Placeholder) -> experts.Rows:
         """Return the experts.Rows of x [tokens, columns], a tensor."""
@@ -227,20 +234,20 @@ class _Placed(NamedTuple):
         experts.combine(rt.te, rt.stream, *given, self.sizes, rows.shape[1], self.code)
         return out
 
-    def of_rows(self, rt: Recorder) -> Any:
-        """Return the probabilities of the rows, as TE takes them."""
-        return rt.tensor(self.places.prob_of, (self.sizes.rows,), FLOAT32)
-
     def activated(self, rt: Recorder, hidden: Matrix) -> Matrix:
-        """Return SwiGLU of fc1's output times the rows' probabilities."""
-        act = self.new(rt, hidden.shape[1] // FC1_WIDTHS["swiglu"])
-        rt.te.scaled_swiglu(hidden.native, self.of_rows(rt), act.native, rt.stream)
+        """Return the activation of fc1's output times the rows' probabilities."""
+        act = self.new(rt, self.columns(hidden))
+        ACTIVATIONS[self.function].activate(rt, hidden, self.places.prob_of, act, self.code)
         return act
 
+    def columns(self, hidden: Matrix) -> int:
+        """Return those of the activation of fc1's output."""
+        return hidden.shape[1] // FC1_WIDTHS[self.function]
+
     def casts_in_passing(self, hidden: Matrix, quantizer: RecordedQuantizer | None) -> bool:
-        """Say whether one kernel computes SwiGLU of `hidden`, or its gradient, and casts it."""
-        ffn = hidden.shape[1] // FC1_WIDTHS["swiglu"]
-        return quantizer is not None and kernel_choice.experts_swiglu(quantizer, ffn, self.code)
+        """Say whether one kernel computes the activation of `hidden`, or its gradient, and casts it."""
+        given = self.function, self.columns(hidden), self.code
+        return quantizer is not None and kernel_choice.experts_swiglu(quantizer, *given)
 
     def activation(
         self,
@@ -257,7 +264,7 @@ class _Placed(NamedTuple):
 
     def activation_input(self, hidden: Matrix) -> float8_experts.ActivationInput:
         """Return fc1's output for the kernels that cast in passing."""
-        ffn, group, rows = hidden.shape[1] // FC1_WIDTHS["swiglu"], self.group, self.sizes.rows
+        ffn, group, rows = self.columns(hidden), self.group, self.sizes.rows
         given = hidden.memory.data_ptr(), 0, group.begins[ffn], rows, group.experts, rows, ffn, group.counts
         return float8_experts.ActivationInput(experts.Rows(*given), self.places.prob_of, self.code)
 
@@ -289,11 +296,11 @@ def _dtype_of_weight(quantizers: RecordedQuantizers | None, x: Placeholder) -> A
     return paddle.uint8 if quantizers is not None and quantizers.weight.kind == "stored" else x.dtype
 
 
-def _check(inputs: OpInputs) -> tuple[int, int]:
+def _check(inputs: OpInputs, activation: str) -> tuple[int, int]:
     """Return (columns of fc1's output, of fc2's input)."""
     x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors[:_LOW_RANK]
     (tokens, hidden), count, ffn = x.shape, fc1.shape[0], fc2.shape[2]
-    fc1_rows = FC1_WIDTHS["swiglu"] * ffn
+    fc1_rows = FC1_WIDTHS[activation] * ffn
     check_tensor("probs", probs, [tokens, count], paddle.float32)
     if residual is not None:
         check_tensor("residual", residual, x.shape, x.dtype)
@@ -318,10 +325,10 @@ def _check(inputs: OpInputs) -> tuple[int, int]:
 def _forward(rt: Recorder, inputs: OpInputs, settings: ExpertsSettings) -> tuple[Placeholder, _Saved]:
     x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias = inputs.tensors[:_LOW_RANK]
     (first, second), train = inputs.quantizers, inputs.train
-    (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs), x.shape, fc1.shape[0]
+    (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs, settings.activation), x.shape, fc1.shape[0]
     multiple = _multiple(first, 1)
     sizes = experts.Sizes(tokens, count, experts.most_rows(tokens, count, settings.topk, multiple), multiple)
-    placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x)
+    placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x, settings.activation)
     group, code, (low1, low2) = placed.group, placed.code, _low_ranks(inputs)
     expert_low_rank.find_begins(rt, group, low1, low2)
     w1, w2 = (_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
@@ -409,8 +416,8 @@ def _through_activation(rt: Recorder, saved: _Saved, dact: Matrix) -> tuple[Grou
     in_16_bits = saved.low_ranks[0] is not None or fc1_bias is not None
     if quantizer is None or in_16_bits or not placed.casts_in_passing(saved.hidden, quantizer):
         dhidden = placed.new(rt, fc1.shape[1])
-        given = placed.of_rows(rt), dhidden.native, rt.view(dof_rows, (rows,), FLOAT32)
-        rt.te.scaled_dswiglu(dact.native, saved.hidden.native, *given, rt.stream)
+        given = saved.hidden, placed.places.prob_of, dhidden, dof_rows.data_ptr(), placed.code
+        ACTIVATIONS[placed.function].gradient(rt, dact, *given)
         return placed.operand(rt, dhidden, quantizer, trains), dhidden, dof_rows
     columns = experts.shares_of_row(dact.shape[1], placed.code)
     shares, of_dact = rt.empty([rows, columns], paddle.float32), dact.memory.data_ptr()
@@ -470,7 +477,7 @@ def experts_mlp(
     return autograd.apply(
         _EXPERTS_MLP,
         (x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias, *factors),
-        ExpertsSettings(topk, recompute_activation),
+        ExpertsSettings(topk, recompute_activation, activation),
         quantizers=quantizers,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
     )

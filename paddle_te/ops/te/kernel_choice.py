@@ -32,9 +32,9 @@ def swiglu_of_stored(rt: Runtime, activation: str, shape: Sequence[int]) -> bool
     return activation == "swiglu" and not any(n % 16 for n in shape) and rt.stream.capability < BLACKWELL
 
 
-def experts_swiglu(quantizer: RecordedQuantizer, columns: int, code: int) -> bool:
+def experts_swiglu(quantizer: RecordedQuantizer, activation: str, columns: int, code: int) -> bool:
     """Say whether SwiGLU of experts, or its gradient, is computed and cast in one pass. columns: of the result's."""
-    return quantizer.kind in ONE_SCALE and experts.shares_of_row(columns, code) > 0
+    return activation == "swiglu" and quantizer.kind in ONE_SCALE and experts.shares_of_row(columns, code) > 0
 
 
 def cast() -> bool:

@@ -14,6 +14,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.native import addition
+from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 from paddle_te.ops.routing import balance_loss as of_shares
 from paddle_te.ops.routing import limit_experts, shares_of
@@ -21,6 +22,7 @@ from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.experts import check_experts, check_supported, experts_mlp, grouped_linear
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import BYTE, FLOAT32, Matrix, check_tensor, dense, dtype_code, view
+from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 
 __all__ = [
     "add",
@@ -79,39 +81,39 @@ def fork(x: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 class _SavedScaled(NamedTuple):
-    """What backward reads. of_rows: native, the scales."""
+    """What backward reads. activation: its name."""
 
     x: Placeholder
     hidden: Matrix
-    of_rows: Any
+    scales: Placeholder
+    activation: str
     code: int
 
 
-def _scaled_forward(rt: Recorder, inputs: OpInputs, settings: None) -> tuple[Placeholder, _SavedScaled]:
+def _scaled_forward(rt: Recorder, inputs: OpInputs, activation: str) -> tuple[Placeholder, _SavedScaled]:
     x, scales = inputs.tensors
     code, (rows, columns) = dtype_code("x", x), x.shape
     check_tensor("scales", scales, [rows], paddle.float32)
-    hidden, act = rt.matrix(x, code), rt.empty([rows, columns // 2], x.dtype)
-    of_rows = rt.view(scales, (rows,), FLOAT32)
-    rt.te.scaled_swiglu(hidden.native, of_rows, rt.matrix(act, code).native, rt.stream)
-    return act, _SavedScaled(x, hidden, of_rows, code)
+    hidden, act = rt.matrix(x, code), rt.empty([rows, columns // FC1_WIDTHS[activation]], x.dtype)
+    ACTIVATIONS[activation].activate(rt, hidden, scales.data_ptr(), rt.matrix(act, code), code)
+    return act, _SavedScaled(x, hidden, scales, activation, code)
 
 
 def _scaled_backward(rt: Recorder, saved: _SavedScaled, dy: Placeholder) -> tuple[Placeholder, Placeholder]:
-    x, hidden, of_rows, code = saved
+    x, hidden, scales, activation, code = saved
     dx, dscales = rt.empty(x.shape, x.dtype), rt.empty([x.shape[0]], paddle.float32)
-    gradients = rt.matrix(dx, code).native, rt.view(dscales, (x.shape[0],), FLOAT32)
-    rt.te.scaled_dswiglu(rt.matrix(dy, code).native, hidden.native, of_rows, *gradients, rt.stream)
+    given = rt.matrix(dy, code), hidden, scales.data_ptr(), rt.matrix(dx, code), dscales.data_ptr(), code
+    ACTIVATIONS[activation].gradient(rt, *given)
     return dx, dscales
 
 
-_SCALED_SWIGLU = Op(_scaled_forward, _scaled_backward)
+_SCALED_ACTIVATION = Op(_scaled_forward, _scaled_backward)
 
 
 def scaled_activate(x: Tensor, scales: Tensor, activation: str) -> Tensor:
     """Return activate(x) times float32 scales [tokens], in one kernel."""
     check_supported(activation)
-    return autograd.apply(_SCALED_SWIGLU, (x, scales))
+    return autograd.apply(_SCALED_ACTIVATION, (x, scales), activation)
 
 
 class _Route(PyLayer):

@@ -282,6 +282,28 @@ def test_what_comes_through_a_bias_to_the_probabilities(cpu, of_rows):
     assert np.allclose(found, expected, atol=1e-4)
 
 
+def test_gelu_times_the_probabilities(cpu, placed, seed):
+    """Beside float64, with differences for the derivative. Padding becomes zeros, whatever is there."""
+    *_, (_, _, _, _, prob_of) = placed
+    rows, columns = len(prob_of), 20
+    draw = np.random.default_rng(seed + 5).standard_normal
+    x, dy = (np.where(prob_of[:, None], draw([rows, columns]), np.nan).astype("float32") for _ in range(2))
+    gelu = lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))  # noqa: E731
+    exact, step, real = x.astype("float64"), 1e-5, prob_of > 0
+    y, dx = (np.full(x.shape, -7, "float32") for _ in range(2))
+    dprob = np.full(rows, -7, "float32")
+    address = placed[3].prob_of
+    experts.scaled_gelu(cpu, cpu, x.ctypes.data, address, y.ctypes.data, rows, columns, F32)
+    given = dy.ctypes.data, x.ctypes.data, address, dx.ctypes.data, dprob.ctypes.data
+    experts.scaled_dgelu(cpu, cpu, *given, rows, columns, F32)
+    probs = prob_of[real, None]
+    assert np.allclose(y[real], probs * gelu(exact[real]), atol=1e-6)
+    derivative = (gelu(exact[real] + step) - gelu(exact[real] - step)) / (2 * step)
+    assert np.allclose(dx[real], probs * dy[real] * derivative, atol=1e-5)
+    assert np.allclose(dprob[real], (dy[real] * gelu(exact[real])).sum(1), atol=1e-5)
+    assert not y[~real].any() and not dx[~real].any()
+
+
 def test_what_experts_without_rows_have_is_zeroed(cpu, monkeypatch):
     monkeypatch.setattr(experts, "kernel", lambda *key: key)
     monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
