@@ -91,7 +91,7 @@ def config(name):
 def weight(model, name, shape, seed):
     """float32 of the weight of that name in transformers' model; large enough that tokens differ."""
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
-    if "norm" in name and not name.endswith("bias"):
+    if ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
         return ("gemma" not in model or "post" in name) + 0.1 * values  # Gemma multiplies by 1 + weight
     scaled = "gemma" in model and "embed" in name  # else a token would say itself again
     return (0.05 if scaled else 0.15) * values

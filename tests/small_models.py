@@ -6,6 +6,7 @@ from paddle_te.configs.families import (
     FAMILIES,
     GEMMA2,
     GEMMA3,
+    GLAM,
     GLM4,
     GPT,
     GRANITE,
@@ -31,10 +32,10 @@ VOCABULARY = TINY["vocab_size"]
 TE_FAMILIES = tuple(name for name in FAMILIES if name != GRANITE.model_type)
 # Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
 # token's output makes a step.
-MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE))
+MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM))
 MULTIPLIED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.125, logits_scaling=2.0)
-# Those of them whose whole models compute in fp8 here: Qwen's with a shared expert, and one without.
-FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("mixtral", "qwen2_moe"))
+# Those whose models compute in fp8 here: of mixtures a plain one, Qwen's with a shared expert, and GLaM with biases.
+FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("mixtral", "qwen2_moe", "glam"))
 FEW = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)
 # What a family has that Llama has not, beside its biases.
 OWN = {
@@ -53,6 +54,7 @@ OWN = {
     QWEN3_MOE.model_type: FEW,
     OLMOE.model_type: dict(num_experts=8, num_experts_per_tok=2),
     GRANITE_MOE.model_type: MULTIPLIED | dict(num_local_experts=8),
+    GLAM.model_type: dict(num_experts=8, num_key_value_heads=None),
     GPT.model_type: GPTS,
 }
 

@@ -28,6 +28,7 @@ class Family:
     config.json has a sliding_window_pattern, every so manieth layer sees all.
     zero_centered: norms multiply by 1 + weight. scaled: embedded tokens are multiplied by √hidden_size.
     part_of: the model_type of folders whose `text_config` says all this, beside what sees pictures.
+    in_transformers: transformers has models of it, in whose folders its weights may be.
     """
 
     model_type: str
@@ -47,6 +48,7 @@ class Family:
     zero_centered: bool = False
     scaled: bool = False
     part_of: str | None = None
+    in_transformers: bool = True
 
     @property
     def architecture(self) -> str:
@@ -90,8 +92,19 @@ GPT = Family(
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
 )
+GLAM = Family(
+    "glam",
+    "GLaM",
+    normalization="LayerNorm",
+    biases="all",
+    gated=False,
+    learned_positions=True,
+    tied=True,
+    names="experts",
+    in_transformers=False,
+)
 _DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, GRANITE, MISTRAL, GPT)
-_ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE)
+_ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM)
 FAMILIES = {family.model_type: family for family in _ALL}
 
 

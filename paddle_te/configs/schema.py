@@ -434,6 +434,25 @@ class GraniteMoe(WithExperts, Multiplied, Rotary):
 
 
 @record
+class Glam(WithExperts, Decoder):
+    """config.json of model_type glam, this project's: GPT with experts, whose width is intermediate_size, too."""
+
+    head_dim: int | None = count(
+        "width of a head; null means hidden_size / num_attention_heads", WIDTH, "numbers", None
+    )
+    max_position_embeddings: int = count("learned positions: the longest sequence", POSITIONS, "tokens", 2048)
+    num_experts: int = count("experts of a layer", EXPERTS, "experts", 64)
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 2)
+    router_aux_loss_coef: float = key("factor of the loss that balances the experts' load", 0.01, _COEFFICIENT)
+    decoder_sparse_step: int = count("each so-manieth layer has experts", LAYERS, "layers", 2)
+    hidden_activation: str = switch("the activation of MLPs and experts", ("gelu",))
+    hidden_dropout_prob: float = switch("dropout of what is added to the residual", (0.0,))
+    attention_probs_dropout_prob: float = switch("dropout of attention's weights", (0.0,))
+    layer_norm_eps: float = key("what a norm adds before the root", 1e-5, _FRACTION)
+    tie_word_embeddings: bool = key("the embedding is the head", True, only=(True,))
+
+
+@record
 class Gpt(Decoder):
     """config.json of model_type gpt, transformers' gpt2."""
 
@@ -510,6 +529,7 @@ SCHEMAS: dict[str, type[Decoder]] = {
     "olmoe": Olmoe,
     "granite": Granite,
     "granitemoe": GraniteMoe,
+    "glam": Glam,
 }
 
 

@@ -256,6 +256,8 @@ PRETRAIN = (
         "`deepseek-ai/DeepSeek-R1-Distill-Llama-8B`, `-70B`, `-Qwen-1.5B`, `-7B`, `-14B`, `-32B`, "
         "`mistralai/Mistral-7B-v0.1`, `-v0.3` ([Qwen2.5, Mistral](../../docs/faq.md#qwen25-and-mistral)), "
         "`gpt-126m`, `-1.3b`, `-5b`, `-6.7b`, `-13b`, `-175b` ([GPT](../../docs/faq.md#gpt)), "
+        "`glam-126m-64e`, `-64b-64e` ([GLaM](../../docs/moe.md#glam)), `ibm-granite/granite-3.0-1b-a400m-base`, "
+        "`-3b-a800m-base`, `-2b-base`, `-8b-base` ([Granite](../../docs/moe.md#granite)), "
         "`llama-125m`, `tiny-llama-demo`, built in (nothing is downloaded; `llama-2-7b` does as well); or a folder "
         "with `config.json`, PaddleNLP's or Hugging Face's. Only the configuration is read: weights come from "
         "`init_weight`",
@@ -269,6 +271,8 @@ PRETRAIN = (
         "`deepseek-ai/DeepSeek-R1-Distill-Llama-8B`、`-70B`、`-Qwen-1.5B`、`-7B`、`-14B`、`-32B`，"
         "`mistralai/Mistral-7B-v0.1`、`-v0.3`（[Qwen2.5、Mistral](../../docs/faq.md#qwen25-and-mistral)），"
         "`gpt-126m`、`-1.3b`、`-5b`、`-6.7b`、`-13b`、`-175b`（[GPT](../../docs/faq.md#gpt)），"
+        "`glam-126m-64e`、`-64b-64e`（[GLaM](../../docs/moe.md#glam)），`ibm-granite/granite-3.0-1b-a400m-base`、"
+        "`-3b-a800m-base`、`-2b-base`、`-8b-base`（[Granite](../../docs/moe.md#granite)），"
         "`llama-125m`，`tiny-llama-demo`（也可写 `llama-2-7b`）；"
         "或含 `config.json`（PaddleNLP 或 Hugging Face 的）的文件夹。只读取配置，权重由 `init_weight` 给出",
     ),

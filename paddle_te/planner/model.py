@@ -166,7 +166,7 @@ class Model:
     @cached_property
     def layer_weights(self) -> float:
         """Elements of a layer's weights."""
-        all_biases = self.qkv + self.fc1 + 4 * self.hidden
+        all_biases = self.qkv + self.fc1 + (3 + self.copies) * self.hidden  # fc2 of each expert has one
         of_heads = {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
         norms = (4 if self.norms == "both" else 2) * self.hidden + of_heads
         return self.gemm_weights + norms + (all_biases if self.bias else self.qkv * self.qkv_bias)
@@ -202,13 +202,14 @@ def _of_layers(spec: ModelSpec) -> _Layers:
         ff = layer.feed_forward
         experts, topk, shared = (ff.experts, ff.topk, ff.shared_ffn or 0) if isinstance(ff, ExpertsSpec) else (1, 1, 0)
         row = (3 if ff.gated else 2) * spec.hidden  # elements for each number of an activation
+        biases = ff.bias * ((2 if ff.gated else 1) * ff.ffn + spec.hidden)  # of one expert
         active += topk * ff.ffn + shared
         beside = (experts if experts > 1 else 0) + (
             isinstance(ff, ExpertsSpec) and ff.shared_gate
         )  # rows of router, gate
-        stored += row * (experts * ff.ffn + shared) + spec.hidden * beside
+        stored += row * (experts * ff.ffn + shared) + spec.hidden * beside + (experts - topk) * biases
         copies += topk
-        of_experts += row * experts * ff.ffn if experts > 1 else 0
+        of_experts += experts * (row * ff.ffn + biases) if experts > 1 else 0
     count, row = len(spec.layers), (3 if spec.layer.feed_forward.gated else 2) * spec.hidden
     ffn = round(active / count)
     return _Layers(ffn, stored / count - row * ffn, copies / count, of_experts / count)

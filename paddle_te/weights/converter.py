@@ -405,8 +405,10 @@ def _target_layout(checkpoint: Checkpoint, mode: str, *fuse: bool | None) -> Lay
     tied = is_tied(checkpoint.config)
     kind, family = MODES[mode][1] or checkpoint.layout.kind, checkpoint.layout.family
     if kind == "pd" and family.model_type not in PADDLENLP:
-        ways = "hf2te or te2hf"
-        raise CheckpointError(f"--mode {mode}: PaddleNLP has no class for {family.title}, and so no layout; use {ways}")
+        ways = "; use hf2te or te2hf" if family.in_transformers else ""
+        raise CheckpointError(f"--mode {mode}: PaddleNLP has no class for {family.title}, and so no layout{ways}")
+    if kind == "hf" and not family.in_transformers:
+        raise CheckpointError(f"--mode {mode}: transformers has no class for {family.title}, and so no layout")
     if kind == "pd" and not PADDLENLP[family.model_type].fused and any(given.values()):
         raise CheckpointError(f"--{next(iter(given))}: PaddleNLP's {family.title} has no fused weights")
     if kind == "pd":

@@ -331,6 +331,8 @@ def _sparse(family: Family, names: Names, layer: Iterable[Slot]) -> tuple[Slot, 
         return ()
     slots = [slot for slot in layer if slot.parts[0].removesuffix("_bias") not in _MLP]
     for module, name in names.sparse.items():
+        if module == "gate" and not family.gated:
+            continue
         made = _slots(family, name, module, names.transposed)
         slots += [replace(slot, experts=module in (*_MLP, "gate_up")) for slot in made]
     return tuple(slots)
@@ -365,7 +367,10 @@ def native_layout(
 
 
 def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
-    """Return Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
+    """Return Hugging Face's layout of a Family. tied: without lm_head, which is the embedding.
+
+    Of a family that is not in transformers no checkpoint has it; its parts are what the family's layers have.
+    """
     names, base = HF[family.names], HF[family.names].base or ""
     layer = _layer(family, names, "qkv" in names.layer, "gate_up" in names.layer)
     outside = tuple(slot for slot in _model(family, names, base) if not (tied and slot.parts == ("lm_head",)))
@@ -374,10 +379,11 @@ def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
 
 
 def layouts_of(family: Family, tied: bool = False) -> list[Layout]:
-    """Return all layouts of a Family: PaddleNLP's own where it has a class of it."""
+    """Return all layouts of a Family: PaddleNLP's own and Hugging Face's where these have a class of it."""
     fused = [(qkv, ffn) for qkv in (False, True) for ffn in (False, True)] if family.model_type in PADDLENLP else []
     native = [native_layout(*flags, tied, family) for flags in fused]
-    return [te_layout(tied, family), *native, hf_layout(family=family)]
+    theirs = [hf_layout(family=family)] if family.in_transformers else []
+    return [te_layout(tied, family), *native, *theirs]
 
 
 def detect(

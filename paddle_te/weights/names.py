@@ -23,7 +23,7 @@ class Names:
     layers: str = "layers"
     embed: str = "embed_tokens"
     norm: str = "norm"
-    positions: str | None = None
+    positions: str = "embed_positions"
     base: str | None = None
     transposed: bool = False
     sparse: dict[str, str] = field(default_factory=dict)

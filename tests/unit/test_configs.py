@@ -13,7 +13,7 @@ from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
 from paddle_te.planner.model import Model
 from paddle_te.weights import Dims
-from paddle_te.weights.layout import hf_layout
+from paddle_te.weights.layout import hf_layout, te_layout
 
 
 def parameters(config):
@@ -114,6 +114,26 @@ def test_mixtures_of_experts_have_the_published_parameter_count(name, count):
     dims, layout = Dims(spec_of(config)), hf_layout(is_tied(config), family_of(config))
     assert Model.of(config).parameters == count
     assert sum(math.prod(dims.slot_shape(place)) for place in layout.tensors(dims.spec)) == count
+
+
+@pytest.mark.parametrize(
+    "name, layers, hidden, ffn, heads, head, billions",
+    [("glam-126m-64e", 12, 768, 3072, 12, 64, 1.9), ("glam-64b-64e", 64, 8192, 32768, 128, 128, 1200)],
+)
+def test_glam(name, layers, hidden, ffn, heads, head, billions):
+    """Sizes and parameters of the paper's table (arXiv 2112.06905); all, and those that a token goes through."""
+    config, half = configs.read(name), layers // 2
+    norm, mlp = 2 * hidden, 2 * hidden * ffn + ffn + hidden
+    attention = 4 * hidden * heads * head + 3 * heads * head + hidden + norm
+    outside = (config["vocab_size"] + config["max_position_embeddings"]) * hidden + norm
+    others = layers * attention + half * (mlp + norm) + half * norm + outside
+    model, dims = Model.of(config), Dims(spec_of(config))
+    assert model.parameters == others + half * 64 * (mlp + hidden)
+    assert model.active_parameters == others + half * 2 * mlp
+    assert round(model.parameters / 1e9, 1 - math.floor(math.log10(billions))) == billions
+    layout = te_layout(True, family_of(config))
+    tensors = [place for place in layout.tensors(dims.spec) if place.slot.parts != ("lm_head",)]  # the embedding
+    assert sum(math.prod(dims.slot_shape(place)) for place in tensors) == model.parameters
 
 
 @pytest.mark.parametrize("name", [name for name in configs.known_names() if name.startswith("meta-llama/")])

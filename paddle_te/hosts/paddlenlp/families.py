@@ -52,19 +52,11 @@ def check_packed(config: HostConfig) -> None:
             f"packed documents: PaddleNLP's own {family.title} takes no mask that keeps them apart; use backend paddle "
             "or transformer_engine, or do not pack"
         )
-    if family.learned_positions and getattr(config, "pipeline_parallel_degree", 1) > 1:
+    of_the_host = family.model_type in PADDLENLP
+    if of_the_host and family.learned_positions and getattr(config, "pipeline_parallel_degree", 1) > 1:
         raise ValueError(
             f"packed documents: PaddleNLP's pipeline of {family.title} reads the mask that keeps them apart as another "
             "one; leave --pipeline_parallel_degree at 1, or do not pack"
-        )
-
-
-def check_positions(config: HostConfig, length: int) -> None:
-    """Raise ValueError for sequences longer than the positions that a model has learned."""
-    if family_of(config).learned_positions and length > config.max_position_embeddings:
-        raise ValueError(
-            f"sequences of {length} tokens: the model has learned {config.max_position_embeddings} positions "
-            "(max_position_embeddings); give shorter ones"
         )
 
 
@@ -75,17 +67,17 @@ def model_class(config: HostConfig, pipeline: bool = False) -> Any:
     """
     backend, family = config.transformer_engine_backend, family_of(config)
     check_backend_name(backend)
+    if sequence_ranks(config) > 1 and family.learned_positions:
+        raise ValueError(
+            f"{family.title} has learned positions, which would begin anew on each rank that shares a sequence: leave "
+            "--sep_parallel_degree and --context_parallel_degree at 1"
+        )
     if family.model_type not in PADDLENLP:
         if backend == "none":
             raise ValueError(no_class(family.title))
         return own_model.model_class(family, pipeline)
     if pipeline and not PADDLENLP[family.model_type].pipeline:
         raise ValueError(f"PaddleNLP has no pipeline for {family.title}: leave --pipeline_parallel_degree at 1")
-    if sequence_ranks(config) > 1 and family.learned_positions:
-        raise ValueError(
-            f"{family.title} has learned positions, which would begin anew on each rank that shares a sequence: leave "
-            "--sep_parallel_degree and --context_parallel_degree at 1"
-        )
     if backend == "none":
         _check_paddlenlps_layers(config, family)
         module = f"paddlenlp.transformers.{family.model_type}.{'modeling_pp' if pipeline else 'modeling'}"

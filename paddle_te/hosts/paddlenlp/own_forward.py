@@ -7,7 +7,7 @@ Such a model goes through its layers by the forward here. Head, loss and generat
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from paddle import Tensor
 from paddle.distributed.fleet.utils.sequence_parallel_utils import ScatterOp, mark_as_sequence_parallel_parameter
@@ -17,10 +17,8 @@ from paddlenlp.transformers.model_outputs import BaseModelOutputWithPastAndCross
 from paddle_te.distributed import recompute
 from paddle_te.host import HostClass, HostConfig
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLM
+from paddle_te.hosts.paddlenlp.positions import Positions, positions_of
 from paddle_te.models.switch import take_over
-
-# [b, s]; None or FROM_ZERO for tokens that follow those of the cache
-Positions = Tensor | Literal[False] | None
 
 
 def given(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -49,9 +47,12 @@ class OwnForward(HostClass):
     ) -> Tensor:
         """Return what the first layer gets of input_ids [b, s], or of their embeddings, inputs_embeds [b, s, h].
 
-        position_ids: [b, s], or None or FROM_ZERO for tokens that follow `past` others.
+        position_ids: [b, s], or None or FROM_ZERO for tokens that follow `past` others. Raises ValueError for more
+        tokens than there are learned positions.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if "embed_positions" in self._sub_layers:
+            hidden = hidden + self.embed_positions(positions_of(self.config, hidden.shape[:2], position_ids, past))
         if self.config.sequence_parallel:
             hidden = ScatterOp.apply(hidden.reshape([-1, hidden.shape[-1]]))
         return hidden

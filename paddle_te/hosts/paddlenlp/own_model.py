@@ -15,7 +15,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc, VocabParallelEmbedding
-from paddle.distributed.fleet.utils.sequence_parallel_utils import ScatterOp
+from paddle.distributed.fleet.utils.sequence_parallel_utils import ScatterOp, mark_as_sequence_parallel_parameter
 from paddlenlp.transformers import PretrainedConfig, PretrainedModel
 from paddlenlp.transformers.llama import modeling, modeling_pp
 from paddlenlp.transformers.model_utils import PipelinePretrainedModel
@@ -27,6 +27,7 @@ from paddle_te.host import HostClass, HostConfig
 from paddle_te.hosts.paddlenlp.decoder import TEDecoderLayer, TEDecoderLayerPipe
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLMPipe
 from paddle_te.hosts.paddlenlp.own_forward import OwnForwardForCausalLM
+from paddle_te.hosts.paddlenlp.positions import positions_of
 from paddle_te.hosts.paddlenlp.tensor_parallel import Action, vocabulary_mappings
 
 
@@ -79,6 +80,36 @@ def _embedding(config: HostConfig) -> Any:
     return embedding
 
 
+def _add_positions(layer: nn.Layer, config: HostConfig) -> None:
+    """Give a layer `embed_positions` beside its `embed_tokens`, where the model learns positions."""
+    if spec_of(config).learned_positions:
+        layer.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+
+
+def _last_norm(config: HostConfig) -> nn.Layer:
+    """Make the norm after the last layer, which `models.last_norm` takes over."""
+    norm = spec_of(config).norm
+    if norm.kind == "RMSNorm":
+        return modeling.LlamaRMSNorm(config)
+    layer = nn.LayerNorm(config.hidden_size, epsilon=norm.eps)
+    if config.sequence_parallel:  # each rank has other tokens
+        for parameter in layer.parameters():
+            mark_as_sequence_parallel_parameter(parameter)
+    return layer
+
+
+class _LastNormPipe(nn.Layer):
+    """A pipeline's layer before the head."""
+
+    def __init__(self, config: HostConfig) -> None:
+        super().__init__()
+        self.norm = _last_norm(config)
+
+    def forward(self, args: Any) -> Tensor:
+        """Norm hidden_states, or those of a tuple, whose masks end here."""
+        return self.norm(args[0] if isinstance(args, tuple) else args)
+
+
 @cache
 def _rounded(number: float, dtype: Any) -> float:
     """Return a number as the weights' type has it, by which transformers multiplies Gemma's embedded tokens."""
@@ -105,11 +136,12 @@ class _Decoder(nn.Layer):
         super().__init__()
         self.config = config
         self.embed_tokens = _embedding(config)
+        _add_positions(self, config)
         self.layers = nn.LayerList(
             TEDecoderLayer(config, number not in (config.no_recompute_layers or ()), number=number)
             for number in range(config.num_hidden_layers)
         )
-        self.norm = modeling.LlamaRMSNorm(config)
+        self.norm = _last_norm(config)
 
 
 class _Whole(_OwnModel, PretrainedModel):
@@ -140,7 +172,12 @@ class _ForCausalLM(OwnForwardForCausalLM, _Whole):
     ) -> Any:
         """Do what PaddleNLP's Llama does; make all keys again where longrope's angles change with the next token."""
         rope = self.llama.layers[0].rope
-        if past_key_values and rope.switches_at is not None and input_ids.shape[1] == rope.switches_at + 1:
+        if (
+            past_key_values
+            and rope is not None
+            and rope.switches_at is not None
+            and input_ids.shape[1] == rope.switches_at + 1
+        ):
             past_key_values = None
         return super().prepare_inputs_for_generation(input_ids, use_cache, past_key_values, **others)
 
@@ -154,6 +191,7 @@ class _EmbeddingPipe(nn.Layer):
         super().__init__()
         self.config = config
         self.embed_tokens = _embedding(config)
+        _add_positions(self, config)
 
     def forward(self, args: Any) -> Any:
         """Return what the first layer gets.
@@ -162,7 +200,10 @@ class _EmbeddingPipe(nn.Layer):
         and position_ids, each of which may be None.
         """
         input_ids, mask, *others = args if isinstance(args, tuple) else (args, None)
+        position_ids = others[1] if len(others) > 1 else None
         hidden = self.embed_tokens(input_ids)
+        if "embed_positions" in self._sub_layers:
+            hidden = hidden + self.embed_positions(positions_of(self.config, input_ids.shape, position_ids))
         if mask is not None:
             mask = modeling.LlamaModel._prepare_decoder_attention_mask(mask, input_ids.shape, 0, hidden.dtype)
         if self.config.sequence_parallel:
@@ -201,7 +242,7 @@ class _Stages(_OwnModel, PipelinePretrainedModel, PipelineLayer):
         for number in range(config.num_hidden_layers):
             layer = LayerDesc(TEDecoderLayerPipe, config, number not in kept, number=number)
             self.add_sequential_layer(layer, f"{prefix}.layers.{number}")
-        self.add_sequential_layer(LayerDesc(modeling_pp.LlamaRMSNormPipe, config), prefix)
+        self.add_sequential_layer(LayerDesc(_LastNormPipe, config), prefix)
         head = dict(transpose_y=True) if config.tie_word_embeddings else {}
         self.add_sequential_layer(self._of_the_vocabulary(modeling_pp.LlamaLMHeadPipe, **head), "lm_head")
 

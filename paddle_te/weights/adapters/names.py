@@ -90,6 +90,8 @@ def form_of(folder: str | Path, names: Collection[str], peft: bool, family: Fami
     for form in forms:
         if all(form.find(name) for name in names):
             return form
+    if not forms and family:
+        raise CheckpointError(f"{folder}: PEFT's, and transformers has no class for {family.title}")
     nearest = max(forms, key=lambda form: sum(form.find(name) is not None for name in names))
     unknown = next(name for name in names if not nearest.find(name))
     models = " or ".join(each.title for each in ([family] if family else FAMILIES.values()))
@@ -100,9 +102,9 @@ def form_of(folder: str | Path, names: Collection[str], peft: bool, family: Fami
 
 
 def forms_of(family: Family, peft: bool) -> list[Form]:
-    """Return all Forms of PEFT's adapters on a Family's models, or of Paddle's."""
+    """Return all Forms of PEFT's adapters on a Family's models, none where transformers has none, or of Paddle's."""
     if peft:
-        return [_form("peft", hf_layout(family=family))]
+        return [_form("peft", hf_layout(family=family))] if family.in_transformers else []
     theirs = [_form(layout.kind, layout) for layout in layouts_of(family) if layout.kind != "hf"]
     formers = _form("formers", hf_layout(family=family), "PaddleFormers'")
     return theirs + [formers] * (family.names == "llama")

@@ -115,6 +115,11 @@ def write_peft(
         raise CheckpointError(
             f"{adapter.folder}: has {name!r} whole, which vLLM does not load with an adapter: merge it into its model"
         )
+    if not adapter.form.family.in_transformers:
+        raise CheckpointError(
+            f"{adapter.folder}: transformers has no class for {adapter.form.family.title}, and so PEFT no adapter: "
+            "merge it into its model"
+        )
     (form,), dims = forms_of(adapter.form.family, peft=True), dims_of(adapter.folder)
     modules = _modules(adapter, form, dims)
     for name in adapter.companions:

@@ -130,18 +130,22 @@ def test_goes_on_in_another_layout(runs, family, name, start, end):
     jobs.check_same(got, logged(whole, got), 1e-5, 1e-5)
 
 
-# Experts in the second layer only, of which ranks have some whole; a shared expert, of which they have shares.
+# Experts, in Qwen3's and GLaM's second layer only, of which ranks have some whole; Qwen2's shared expert, of which they
+# have shares; GLaM's positions, biases and tied head; Granite's factors, of which first and last stage have one.
+NARROW = dict(num_experts=4, moe_intermediate_size=32)
 EXPERTS = {
-    "qwen3_moe": dict(mlp_only_layers=[0], norm_topk_prob=True),
-    "qwen2_moe": dict(shared_expert_intermediate_size=64),
+    "qwen3_moe": NARROW | dict(mlp_only_layers=[0], norm_topk_prob=True),
+    "qwen2_moe": NARROW | dict(shared_expert_intermediate_size=64),
+    "glam": dict(num_experts=4, num_key_value_heads=4, tie_word_embeddings=True),
+    "granitemoe": dict(num_local_experts=4, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0),
 }
 
 
 def test_experts(tmp_path, warm_host):
     """Without te, whose experts want a newer cuBLAS: tests of layers emulate it."""
-    sizes, variants = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), []
+    variants, sizes = [], dict(num_experts_per_tok=2, num_hidden_layers=2, router_aux_loss_coef=0.0)
     for family, own in EXPERTS.items():
-        said = dict(model_type=family, num_hidden_layers=2, router_aux_loss_coef=0.0) | TOKENS | sizes | own
+        said = dict(model_type=family) | TOKENS | sizes | own
         init = jobs.make_own_weights(tmp_path / family, **said)
         variants.append(jobs.variant("pd", init) | dict(name=family))
     whole = jobs.launch(tmp_path / "whole", 1, {}, variants, "nvgpu", warm_host)

@@ -1,14 +1,12 @@
 """GPT's models, plain and pipeline."""
 
-import paddle
 from paddle import Tensor
 from paddlenlp.transformers.gpt import modeling, modeling_pp
 
-from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
-from paddle_te.hosts.paddlenlp.families import check_positions
 from paddle_te.hosts.paddlenlp.gpt.decoder import TEGPTDecoderLayer, TEGPTDecoderLayerPipe
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLMPipe
-from paddle_te.hosts.paddlenlp.own_forward import OwnForward, OwnForwardForCausalLM, Positions, given
+from paddle_te.hosts.paddlenlp.own_forward import OwnForward, OwnForwardForCausalLM, given
+from paddle_te.hosts.paddlenlp.positions import Positions, positions_of
 
 
 class _GPTModel(OwnForward):
@@ -26,10 +24,7 @@ class _GPTModel(OwnForward):
     ) -> Tensor:
         """Embed with the learned positions. Raise ValueError for more tokens than there are."""
         shape = given(input_ids, inputs_embeds).shape[:2]
-        check_positions(self.config, past + shape[1])
-        if position_ids is None or position_ids is FROM_ZERO:
-            position_ids = paddle.arange(past, past + shape[1], dtype="int64").unsqueeze(0).expand(shape)
-        return self.embeddings(input_ids, position_ids, inputs_embeds)
+        return self.embeddings(input_ids, positions_of(self.config, shape, position_ids, past), inputs_embeds)
 
 
 class GPTForCausalLM(OwnForwardForCausalLM, modeling.GPTForCausalLM):

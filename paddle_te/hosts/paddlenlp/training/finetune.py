@@ -22,7 +22,7 @@ from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.fp8 import stored_scaling
 from paddle_te.host import HostArguments, HostConfig, HostModel
-from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
+from paddle_te.hosts.paddlenlp.families import check_packed, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import (
     check_token_ids,
@@ -32,6 +32,7 @@ from paddle_te.hosts.paddlenlp.loading import (
 )
 from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.hosts.paddlenlp.positions import check_positions
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks

@@ -25,10 +25,11 @@ from paddle_te.configs import resolve
 from paddle_te.configs.rope import scaling_of
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.host import HostArguments, HostConfig, HostModel
-from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
+from paddle_te.hosts.paddlenlp.families import check_packed, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.hosts.paddlenlp.positions import check_positions
 from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
