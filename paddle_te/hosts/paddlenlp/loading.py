@@ -129,6 +129,7 @@ def keep_generation(model: HostModel, folder: Path) -> None:
     end_tokens(folder)  # raises for a file that cannot be read
     if (folder / GENERATION).is_file() and getattr(model, "generation_config", None) is not None:
         model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        model.generation_config._from_model_config = False  # else PaddleNLP makes one of config.json, and warns
         if model.generation_config.decode_strategy != "sampling":  # PaddleNLP saves none that has these, without use
             model.generation_config.temperature = model.generation_config.top_p = 1.0
 

@@ -1,5 +1,6 @@
 """run_finetune.py on backend te with Qwen2, Mistral and GPT: whole and LoRA, with packed samples, in bf16 and fp8, in
-one process and over two ranks.
+one process; over two ranks with Qwen2, GPT and two families of ours, OLMo-2 with norms of all heads, which the ranks
+share, and Gemma 3 with windows, norms of each head and four norms of a layer.
 
 TE's kernels are emulated on nvgpu's host runtime, pd in float32 on the CPU is the truth. A process runs all families.
 """
@@ -10,12 +11,18 @@ import numpy as np
 import paddle
 import pytest
 
+from tests.multiprocess.distributed import jobs
 from tests.multiprocess.distributed.test_finetune import ADAPTER, COMMON, EMULATED_TE, HALF, LAYOUTS, PACKED, start
 from tests.pretraining import words
-from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
+from tests.small_checkpoints import VOCABULARY, random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
 
 OWN = {"qwen2": dict(tie_word_embeddings=True), "mistral": dict(sliding_window=20), "gpt": {}}
+OF_OURS = {
+    "olmo2": dict(num_key_value_heads=4),
+    "gemma3_text": dict(head_dim=32, sliding_window=20, sliding_window_pattern=2),
+}
+SHARED = ["qwen2", "gpt", *OF_OURS]  # families over two ranks
 LENGTH = dict(max_steps=3, learning_rate=1e-3)
 FP8 = HALF | dict(use_fp8="true")
 LORA = dict(lora="true", lora_rank=4)
@@ -50,6 +57,11 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("families")
     for family, own in OWN.items():
         save_models(folder / family, seed=9, initializer_range=0.05, intermediate_size=128, family=family, **own)
+    for family, own in OF_OURS.items():
+        tokens = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0, vocab_size=VOCABULARY)
+        sizes = dict(intermediate_size=128, max_position_embeddings=128, num_hidden_layers=2)
+        jobs.make_own_weights(folder / family, model_type=family, **tokens, **sizes, **own)
+        (folder / family / "te").rename(folder / family / "paddle")
     (folder / "tokenizer").mkdir()
     save_tokenizer(folder / "tokenizer")
     (folder / "data").mkdir()
@@ -62,13 +74,25 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_process(place, warm_host):
-    """Runs pd's and te's runs of all families. The adapters begin with one whose B is not zero."""
+    """Runs pd's and te's runs, of our own families those that two ranks are compared with.
+
+    The adapters begin with one whose B is not zero.
+    """
     kinds = dict(start=LORA | dict(max_steps=1, learning_rate=1e-2)) | {
         kind: learned for kind, (learned, _) in TE.items()
     }
     runs = [(kind, learned | dict(backend="paddle", device="cpu")) for kind, learned in kinds.items()]
     runs += [(f"te-{kind}", learned | precision) for kind, (learned, precision) in TE.items()]
-    finetune(place, warm_host, [flags_of(place, family, output, **flags) for output, flags in runs for family in OWN])
+    shared = ["start", *(f"te-{kind}" for kind in PARALLEL.values())]
+    finetune(
+        place,
+        warm_host,
+        [
+            flags_of(place, family, output, **flags)
+            for output, flags in runs
+            for family in [*OWN, *(OF_OURS if output in shared else ())]
+        ],
+    )
 
 
 def losses(place, output, family):
@@ -96,8 +120,8 @@ def test_over_two_ranks(place, one_process, warm_host, layout):
     kind = PARALLEL[layout]
     learned, precision = TE[kind]
     flags = learned | precision | LAYOUTS[layout]
-    finetune(place, warm_host, [flags_of(place, family, layout, **flags) for family in OWN], 2)
-    for family in OWN:
+    finetune(place, warm_host, [flags_of(place, family, layout, **flags) for family in SHARED], 2)
+    for family in SHARED:
         assert losses(place, layout, family) == pytest.approx(losses(place, f"te-{kind}", family), rel=5e-3), family
         got, want, start = (adapter(place, output, family) for output in (layout, f"te-{kind}", "start"))
         assert {name: value.shape for name, value in got.items()} == {name: value.shape for name, value in want.items()}
