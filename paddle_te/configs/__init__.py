@@ -81,7 +81,7 @@ def resolve(name_or_path: str) -> Path:
     A folder comes before a known name, as in PaddleNLP: weights downloaded to ./meta-llama/Llama-2-7b are found there.
 
     Raises:
-        ValueError: neither a folder with config.json nor a known name; says which ones are like it, and lists all.
+        ValueError: neither a folder with config.json nor a known name; says which ones are like it, or lists all.
     """
     folder = Path(name_or_path).expanduser()
     if (folder / "config.json").is_file():
@@ -89,10 +89,10 @@ def resolve(name_or_path: str) -> Path:
     if name := canonical(name_or_path):
         return CONFIGS / name
     problem = "a folder without config.json" if folder.is_dir() else "neither a folder nor a known model"
-    meant = " or ".join(_like(name_or_path))
+    alike = " or ".join(_like(name_or_path))
+    names = f"a known name, perhaps {alike}" if alike else f"one of: {_listed(known_names())}"
     raise ValueError(
-        f"{name_or_path!r} is {problem}{f' (perhaps {meant}?)' if meant else ''}; give a folder with config.json, "
-        f"PaddleNLP's or Hugging Face's, or one of: {_listed(known_names())}"
+        f"{name_or_path!r} is {problem}; give a folder with config.json, PaddleNLP's or Hugging Face's, or {names}"
     )
 
 

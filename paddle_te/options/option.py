@@ -208,22 +208,22 @@ def theirs(kind: Kind, *, default: Any = None, **about: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, theirs))
 def section(cls: type[_Section]) -> type[_Section]:
-    """Class decorator: fields for a frozen dataclass to inherit, all of them options, in OPTIONS by name."""
+    """Class decorator: fields for a frozen dataclass to inherit, all of them options, in __options__ by name."""
     options = [Option(n, **each.metadata["option"]) for n, each in vars(cls).items() if isinstance(each, Field)]
     return record(with_options(*options)(cls))
 
 
 def options_of(*sections: Any) -> tuple[Option, ...]:
     """Return the options of some sections, in their order."""
-    return tuple(each for one in sections for each in one.OPTIONS.values())
+    return tuple(each for one in sections for each in one.__options__.values())
 
 
 def with_options(*options: Option) -> Callable[[type[_Section]], type[_Section]]:
     """Return a class decorator, below @dataclass: a field for each option, which `check_values` checks."""
 
     def add(cls: type[_Section]) -> type[_Section]:
-        known = getattr(cls, "OPTIONS", {}) | {option.name: option for option in options}
-        setattr(cls, "OPTIONS", known)  # noqa: B010 (a name that mypy does not know of the class)
+        known = getattr(cls, "__options__", {}) | {option.name: option for option in options}
+        setattr(cls, "__options__", known)  # noqa: B010 (a name that mypy does not know of the class)
         for option in options:
             cls.__annotations__[option.name] = option.annotation()
             setattr(cls, option.name, option.field())
@@ -240,7 +240,7 @@ def check_values(
     arguments: an instance of a dataclass `with_options`, or what a parser read for one. bounds: {name: Kind} for flags
     that are not ours. options: {name: Option}, by default those of the dataclass.
     """
-    options = arguments.OPTIONS if options is None else options
+    options = arguments.__options__ if options is None else options
     kinds = {**(bounds or {}), **{name: option.kind for name, option in options.items()}}
     for name, kind in kinds.items():
         value = getattr(arguments, name, None)
@@ -260,7 +260,7 @@ def configure(config: object, *arguments: Any) -> None:
     arguments: instances of dataclasses `with_options`.
     """
     for each in arguments:
-        for name in (option.name for option in each.OPTIONS.values() if option.config):
+        for name in (option.name for option in each.__options__.values() if option.config):
             setattr(config, name, getattr(each, name))
 
 

@@ -186,7 +186,7 @@ def test_unknown_arguments():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(model_name="llama-9b"), ["model_name", "llama-125m", "perhaps meta-llama/Meta-Llama-3-8B"]),
+        (dict(model_name="llama-9b"), ["model_name", "'llama-9b'", "perhaps meta-llama/Meta-Llama-3-8B"]),
         (dict(tokenizer_name="llama-125m"), ["tokenizer_name", "meta-llama/Llama-2-7b"]),
         (dict(tokenizer_name="some/tokenizer"), ["tokenizer_name", "'some/tokenizer'"]),
         (dict(init_weight="/no/such/folder"), ["init_weight", "/no/such/folder"]),

@@ -106,14 +106,14 @@ def test_wrong_values_are_refused_by_name(settings, message):
 
 
 def test_a_script_without_the_needed_flag_does_what_it_asks_for():
-    depth = Arguments.OPTIONS["depth"]
+    depth = Arguments.__options__["depth"]
     check_values(SimpleNamespace(depth=4), options={"depth": depth})
     with pytest.raises(ValueError, match="--depth 4 needs --on true"):
         check_values(SimpleNamespace(depth=4, on=False), options={"depth": depth})
 
 
 def test_bounds_of_others_flags():
-    record = SimpleNamespace(OPTIONS={}, other=0)
+    record = SimpleNamespace(__options__={}, other=0)
     with pytest.raises(ValueError, match="--other 0: it must be"):
         check_values(record, {"other": whole(1)})
     fields = {field.name: field.default for field in dataclasses.fields(PreTrainingArguments)}
@@ -150,7 +150,7 @@ def test_no_flag_is_defined_elsewhere(cls):
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     theirs |= {name for name, *_ in LlmMetaConfig._get_all_meta()}
     ours = {field.name for field in dataclasses.fields(cls)} - theirs
-    assert not ours - cls.OPTIONS.keys(), "options of ours stand in paddle_te.options"
+    assert not ours - cls.__options__.keys(), "options of ours stand in paddle_te.options"
 
 
 def test_lora_has_all_targets():

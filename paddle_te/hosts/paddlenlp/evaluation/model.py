@@ -30,7 +30,7 @@ class EvaluatedModel:
     """Which model is evaluated, and how it computes. Raises ValueError and FileNotFoundError for what cannot be."""
 
     if TYPE_CHECKING:  # the options
-        OPTIONS: ClassVar[dict[str, Option]]
+        __options__: ClassVar[dict[str, Option]]
 
         def __getattr__(self, name: str) -> Any: ...
 

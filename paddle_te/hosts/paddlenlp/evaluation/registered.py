@@ -56,8 +56,8 @@ class PaddleTE(HarnessModel, LM):
 
 
 def _arguments(given: dict[str, Any]) -> EvaluatedModel:
-    if others := given.keys() - EvaluatedModel.OPTIONS.keys():
-        names = ", ".join([*_NAMES, *(EvaluatedModel.OPTIONS.keys() - _NAMES.values())])
+    if others := given.keys() - EvaluatedModel.__options__.keys():
+        names = ", ".join([*_NAMES, *(EvaluatedModel.__options__.keys() - _NAMES.values())])
         raise ValueError(f"--model_args {', '.join(sorted(others))}: there is no such name; there are {names}")
     if "model_name_or_path" not in given:
         raise ValueError("--model_args: give pretrained=FOLDER, the checkpoint's")

@@ -165,7 +165,7 @@ class ScriptParser(PdArgumentParser):
             near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
             self.error(f"{word}: there is no such flag" + (f"; did you mean {near[0]}?" if near else ""))
         for each in self.dataclass_types:
-            check_values(flags, BOUNDS, each.OPTIONS)
+            check_values(flags, BOUNDS, each.__options__)
         return flags, rest
 
 
