@@ -1242,7 +1242,7 @@ def _without_reference(job: Job) -> str:
 
 
 _DPO, _KTO = "dpo --do_train true", "kto --do_train true"
-_COMPARES = ("dpop", "sppo_hard", "nca_pair")  # with the reference, answer by answer
+_COMPARES = ("dpop", "sppo_hard", "nca_pair", "kto_pair")  # with the reference, answer by answer
 PREFERENCE_RULES = (
     Rule(
         lambda job: job.prefers and job.fp8_dpa,

@@ -9,7 +9,6 @@ UNSUPPORTED = {
     "eval_with_do_generation": (False, "paddle-te evaluate --prompts generates"),
     "save_generation_output": (False, "paddle-te evaluate --prompts generates"),
     "pissa": (False, "--lora is the one there is"),
-    "use_quick_lora": (False, "--lora is the one there is"),
     "vera": (False, "--lora is the one there is"),
     "lokr": (False, "--lora is the one there is"),
     "reft": (False, "--lora is the one there is"),
@@ -18,11 +17,11 @@ UNSUPPORTED = {
     "autotuner_benchmark": (False, "tools/benchmark/throughput.py measures"),
     "benchmark": (False, "tools/benchmark/throughput.py measures"),
     "flash_mask": (False, "zero_padding needs no mask with backends pd and te"),
-    "lazy": (False, "all records are read before training"),
+    "weight_quantize_algo": (None, "--quantize_base fp8 keeps frozen weights in fp8"),
     "use_long_sequence_strategies": (False, "sequences are as long as the model's positions"),
 }
-
-
+# Those that say how the same is computed: samples read one by one, LoRA's products in fewer calls
+WITHOUT_EFFECT = {"lazy", "use_quick_lora"}
 # Words of PaddleNLP's for several flags, where they are true
 EXPANDED: Mapping[str, Mapping[str, object]] = {
     "rslora_plus": {"rslora": True, "lora_alpha": 4, "lora_plus_scale": 4.0},
@@ -32,15 +31,16 @@ EXPANDED: Mapping[str, Mapping[str, object]] = {
 def without_unsupported(values: Mapping[str, object], known: Container[str] = ()) -> dict[str, object]:
     """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError.
 
-    And with the flags that words of EXPANDED stand for, whose values override the file's, as in PaddleNLP. known:
-    those of UNSUPPORTED that this script has.
+    Without those of WITHOUT_EFFECT as well, and with the flags that words of EXPANDED stand for, whose values override
+    the file's, as in PaddleNLP. known: those of UNSUPPORTED that this script has.
     """
     values = without_removed(values)
     refused = {name: says for name, says in UNSUPPORTED.items() if name not in known}
     for name, (nothing, remedy) in refused.items():
         if name in values and not asks_for_nothing(values[name], nothing):
             raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
-    kept = {name: value for name, value in values.items() if name not in refused and name not in EXPANDED}
+    gone = {*refused, *EXPANDED, *WITHOUT_EFFECT}
+    kept = {name: value for name, value in values.items() if name not in gone}
     for name in EXPANDED.keys() & values.keys():
         kept |= {} if asks_for_nothing(values[name], False) else EXPANDED[name]
     return kept

@@ -780,7 +780,7 @@ class LayerOptions(Record, Layers):
 _WITH_LORA = {"lora": True}
 LORA_TARGETS = ("all", "attention", "mlp")
 # Losses of pairs of answers; `training.preference_loss` has their formulas
-LOSS_TYPES = ("sigmoid", "hinge", "ipo", "simpo", "or", "orpo", "dpop", "sppo_hard", "nca_pair")
+LOSS_TYPES = ("sigmoid", "hinge", "ipo", "simpo", "or", "orpo", "dpop", "sppo_hard", "nca_pair", "kto_pair")
 NO_REFERENCE = ("simpo", "or", "orpo")  # the losses that compare with no other model
 
 
@@ -1034,7 +1034,7 @@ class PairPreference(Preference):
     """The losses of pairs of answers."""
 
     loss_type: str = option(
-        choice(*LOSS_TYPES, others="kto_pair is what paddle-te kto trains with, on single answers"),
+        choice(*LOSS_TYPES),
         default="sigmoid",
         help="The loss of a pair.",
         doc="the loss of a pair; [formulas](../../docs/preference-tuning.md#losses)",

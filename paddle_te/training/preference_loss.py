@@ -10,6 +10,7 @@ or, orpo   −log σ(odds₊ − odds₋)                        Hong et al., 20
 dpop       −log σ(β (r₊ − r₋)) + λ max(0, −r₊)          Pal et al., 2024, arXiv 2402.13228
 sppo_hard  (r₊ − 1 / 2β)² + (r₋ + 1 / 2β)²              Wu et al., 2024, arXiv 2405.00675
 nca_pair   −log σ(βr₊) − ½ log σ(−βr₊) − ½ log σ(−βr₋)  Chen et al., 2024, arXiv 2402.05369
+kto_pair   1 − ½ σ(β (r₊ − KL₋)) − ½ σ(β (KL₊ − r₋))    of HALOs' report, whose KL₊ and KL₋ are means of r₊ and of r₋
 kto        1 − σ(β (r − KL)), of an answer that is not wanted 1 − σ(β (KL − r)); arXiv 2402.01306
 
 The names and the parameters are PaddleNLP's (`paddlenlp/transformers/dpo_criterion.py`, 3.0.0b4). ipo, simpo, or and
@@ -78,7 +79,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PairLoss:
-    """The losses of pairs, by their name."""
+    """The losses of pairs, by their name.
+
+    total: as KTOLoss's, for the KLs of kto_pair.
+    """
 
     loss_type: str = "sigmoid"
     beta: float = 0.1
@@ -87,11 +91,12 @@ class PairLoss:
     dpop_lambda: float = 50.0
     pref_loss_ratio: float = 1.0
     sft_loss_ratio: float = 0.0
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def __call__(self, answers: Answers) -> Outcome:
         """Return the loss and the rewards of a micro-batch."""
         counts, mean = answers.counts, self.loss_type in MEAN_OF_TOKENS
-        pair = _Pair(*answers.first.scored(mean, counts), *answers.second.scored(mean, counts))
+        pair = _Pair(*answers.first.scored(mean, counts), *answers.second.scored(mean, counts), counts)
         losses = _LOSSES[self.loss_type](self, pair)
         of_tokens, learned = -(answers.first.policy * counts).sum(), (answers.first.tokens * counts).sum()
         parts = self.pref_loss_ratio * _mean(losses, counts), self._sft_ratio * of_tokens / learned.clip(min=1)
@@ -134,12 +139,13 @@ class PairLoss:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The log-probabilities of the better and the worse answers, as a loss takes them, [m]."""
+    """The log-probabilities of the better and the worse answers, as a loss takes them, and `Answers.counts`, [m]."""
 
     chosen: Tensor
     reference_chosen: Tensor
     rejected: Tensor
     reference_rejected: Tensor
+    counts: Tensor
 
     @property
     def better(self) -> Tensor:
@@ -201,6 +207,16 @@ def _nca_pair(loss: PairLoss, pair: _Pair) -> Tensor:
     return -_log_sigmoid(good) - 0.5 * _log_sigmoid(-good) - 0.5 * _log_sigmoid(-bad)
 
 
+def _kto_pair(loss: PairLoss, pair: _Pair) -> Tensor:
+    """Compare each answer with the mean of the other kind, which has no gradient (PaddleNLP's has one)."""
+    sums = [(reward.detach() * pair.counts).sum() for reward in (pair.better, pair.worse)]
+    of_better, of_worse, count = loss.total(paddle.stack([*sums, pair.counts.sum()])).unbind(0)
+    kl_better, kl_worse = ((each / count.clip(min=1)).clip(min=0) for each in (of_better, of_worse))
+    wanted = F.sigmoid(loss.beta * (pair.better - kl_worse))
+    unwanted = F.sigmoid(loss.beta * (kl_better - pair.worse))
+    return 1 - (wanted + unwanted) / 2
+
+
 def _odds_ratio(loss: PairLoss, pair: _Pair) -> Tensor:
     return -_log_sigmoid(_log_odds(pair.chosen) - _log_odds(pair.rejected))
 
@@ -220,6 +236,7 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
     "dpop": _dpop,
     "sppo_hard": _sppo_hard,
     "nca_pair": _nca_pair,
+    "kto_pair": _kto_pair,
 }
 
 

@@ -3,10 +3,14 @@
 tests/end_to_end/training/test_preferences.py compares them with TRL on a model.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
+from paddlenlp.transformers.dpo_criterion import DPOCriterion
 
+from paddle_te.hosts.paddlenlp.training.preference_trainer import DPOConfig
 from paddle_te.options.scripts import LOSS_TYPES
 from paddle_te.training.preference_loss import Answer, Answers, KTOLoss, PairLoss
 
@@ -26,17 +30,22 @@ def draw(seed):
     return policy, reference, tokens, generator.integers(0, 2, PAIRS).astype("float64")
 
 
-def answers(policy, reference, tokens, good=None):
+def answers(policy, reference, tokens, good=None, counts=COUNTS):
     arrays = [[array.astype("float32") for array in pair] for pair in (policy, reference, tokens)]
     made = [[paddle.to_tensor(array) for array in pair] for pair in arrays]
     for tensor in made[0]:
         tensor.stop_gradient = False
     first, second = (Answer(*(kind[place] for kind in made)) for place in (0, 1))
-    counts = paddle.to_tensor(COUNTS.astype("float32"))
+    counts = paddle.to_tensor(counts.astype("float32"))
     return Answers(first, second, counts, None if good is None else paddle.to_tensor(good.astype("float32")))
 
 
-def formulas(settings, policy, reference, tokens):
+def kl_of(policy, reference):
+    """kto_pair's KLs of the better and of the worse answers, which have no gradient."""
+    return np.maximum((policy - reference)[:, COUNTS > 0].mean(axis=1), 0)
+
+
+def formulas(settings, policy, reference, tokens, kl):
     """Each pair's loss in float64, written out as the papers have them."""
     beta, name = settings.beta, settings.loss_type
     if name in ("ipo", "or", "orpo", "simpo"):
@@ -44,6 +53,7 @@ def formulas(settings, policy, reference, tokens):
     reward = policy - reference
     margin = reward[0] - reward[1]
     odds = policy - np.log1p(-np.exp(policy))
+    sigma = lambda x: np.exp(log_sigmoid(x))  # noqa: E731
     smooth = lambda x, by: -(1 - by) * log_sigmoid(x) - by * log_sigmoid(-x)  # noqa: E731
     return {
         "sigmoid": lambda: smooth(beta * margin, settings.label_smoothing),
@@ -54,14 +64,15 @@ def formulas(settings, policy, reference, tokens):
         "orpo": lambda: -log_sigmoid(odds[0] - odds[1]),
         "dpop": lambda: -log_sigmoid(beta * margin) + settings.dpop_lambda * np.maximum(0, -reward[0]),
         "sppo_hard": lambda: (reward[0] - 0.5 / beta) ** 2 + (reward[1] + 0.5 / beta) ** 2,
+        "kto_pair": lambda: 1 - (sigma(beta * (reward[0] - kl[1])) + sigma(beta * (kl[0] - reward[1]))) / 2,
         "nca_pair": lambda: (
             -log_sigmoid(beta * reward[0]) - 0.5 * log_sigmoid(-beta * reward[0]) - 0.5 * log_sigmoid(-beta * reward[1])
         ),
     }[name]()
 
 
-def total(settings, policy, reference, tokens):
-    losses = formulas(settings, policy, reference, tokens)
+def total(settings, policy, reference, tokens, kl):
+    losses = formulas(settings, policy, reference, tokens, kl)
     sft = 1.0 if settings.loss_type == "orpo" else settings.sft_loss_ratio
     nll = -(policy[0] * COUNTS).sum() / (tokens[0] * COUNTS).sum()
     return settings.pref_loss_ratio * (losses * COUNTS).sum() / COUNTS.sum() + sft * nll
@@ -87,15 +98,35 @@ def test_a_pair_has_its_formulas_loss_and_gradients(seed, name, settings):
         reference = np.zeros_like(reference)
     given = answers(policy, reference, tokens)
     outcome = settings(given)
-    want = total(settings, policy, reference, tokens)
+    kl = kl_of(policy, reference)
+    want = total(settings, policy, reference, tokens, kl)
     assert sum(outcome.parts).item() == pytest.approx(want, rel=2e-5)
     sum(outcome.parts).backward()
     got = np.stack([given.first.policy.grad.numpy(), given.second.policy.grad.numpy()])
-    slope = differences(lambda at: total(settings, at, reference, tokens), policy)
+    slope = differences(lambda at: total(settings, at, reference, tokens, kl), policy)
     np.testing.assert_allclose(got, slope, rtol=1e-4, atol=1e-6 + 1e-5 * np.abs(slope).max())
     assert not got[:, 2].any()
     metrics = settings.metrics({key: value.item() for key, value in outcome.sums.items()})
     assert metrics["loss"] == pytest.approx(want, rel=2e-5)
+
+
+def test_kto_pair_takes_its_kl_from_all_ranks_as_paddlenlp_does_from_one(seed):
+    """PaddleNLP's criterion, whose means are those of one process, over a micro-batch that two ranks have."""
+    policy, reference, tokens, _ = draw(seed)
+    policy[0] = reference[0] + np.abs(policy[0] - reference[0])  # so that a KL is above 0
+    config = SimpleNamespace(tensor_parallel_output=False, dpo_config=None)
+    theirs = DPOCriterion(config, DPOConfig(loss_type="kto_pair", beta=0.3))
+    kept = COUNTS > 0
+    tensors = [paddle.to_tensor(each[kept].astype("float32")) for each in (*policy, *reference)]
+    want = theirs.dpo_loss(*tensors).item()
+    halves, others = [], []
+    for own, other in ((slice(0, 2), slice(3, 5)), (slice(3, 5), slice(0, 2))):
+        sums = (policy - reference)[:, other].sum(axis=1)
+        others.append(paddle.to_tensor([*sums, 2], "float32"))
+        given = answers(policy[:, own], reference[:, own], tokens[:, own], counts=np.ones(2))
+        of_both = PairLoss("kto_pair", beta=0.3, total=lambda tensor, more=others[-1]: tensor + more)
+        halves.append(of_both(given).parts[0].item())
+    assert np.mean(halves) == pytest.approx(want, rel=1e-5)
 
 
 def test_rewards(seed):

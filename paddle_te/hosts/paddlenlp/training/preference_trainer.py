@@ -65,7 +65,7 @@ class DPOConfig(Record, PairPreference):
 
     def loss(self) -> PairLoss:
         """Return the loss that is asked for."""
-        return PairLoss(**settings_of(PairLoss, self))
+        return PairLoss(**settings_of(PairLoss, self), total=over_all_ranks)
 
 
 @record

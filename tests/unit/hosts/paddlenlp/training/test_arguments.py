@@ -97,8 +97,12 @@ def test_paddlenlps_rslora_plus_is_three_flags(tmp_path, monkeypatch):
     file = tmp_path / "dpo_lora_argument.json"
     monkeypatch.setattr(sys, "argv", ["run_dpo.py", str(file)])
     values = {"model_name_or_path": str(tmp_path), "lora": True, "lora_rank": 64, "lora_alpha": 7}
+    values |= {"lazy": True, "use_quick_lora": True, "weight_quantize_algo": None}  # which change no number
     for plus, want in ((True, (True, 4, 4.0)), (False, (False, 7, 1.0))):
         file.write_text(json.dumps(values | {"rslora_plus": plus}))
         (arguments,) = ScriptParser((FinetuneModelArguments,)).parse()
         assert (arguments.rslora, arguments.lora_alpha, arguments.lora_plus_scale) == want
     assert lora_config(r=64).scaling == 2 and lora_config(r=64, rslora=True).scaling == 4 / 8
+    file.write_text(json.dumps(values | {"weight_quantize_algo": "nf4"}))
+    with pytest.raises(ValueError, match="^weight_quantize_algo nf4: is not supported; --quantize_base fp8 keeps"):
+        ScriptParser((FinetuneModelArguments,)).parse()
