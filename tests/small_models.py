@@ -34,8 +34,8 @@ TE_FAMILIES = tuple(name for name in FAMILIES if name != GRANITE.model_type)
 # token's output makes a step.
 MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM))
 MULTIPLIED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.125, logits_scaling=2.0)
-# Those whose models compute in fp8 here: of mixtures a plain one, Qwen's with a shared expert, and GLaM with biases.
-FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("mixtral", "qwen2_moe", "glam"))
+# Those whose models compute in fp8 here: of mixtures Qwen's with a shared expert, and GLaM with biases and GELU.
+FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("qwen2_moe", "glam"))
 FEW = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)
 # What a family has that Llama has not, beside its biases.
 OWN = {

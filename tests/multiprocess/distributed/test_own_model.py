@@ -129,12 +129,10 @@ def test_goes_on_in_another_layout(runs, family, name, start, end):
     jobs.check_same(got, logged(whole, got), 1e-5, 1e-5)
 
 
-# Experts, in Qwen3's and GLaM's second layer only, of which ranks have some whole; Qwen2's shared expert, of which they
-# have shares; GLaM's positions, biases and tied head; Granite's factors, of which first and last stage have one.
-NARROW = dict(num_experts=4, moe_intermediate_size=32)
+# Experts, in GLaM's second layer only, of which ranks have some whole; Qwen2's shared expert, of which each rank has a
+# share; GLaM's positions, biases and tied head; Granite's factors, of which first and last stage have one each.
 EXPERTS = {
-    "qwen3_moe": NARROW | dict(mlp_only_layers=[0], norm_topk_prob=True),
-    "qwen2_moe": NARROW | dict(shared_expert_intermediate_size=64),
+    "qwen2_moe": dict(num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=64),
     "glam": dict(num_experts=4, num_key_value_heads=4, tie_word_embeddings=True),
     "granitemoe": dict(num_local_experts=4, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0),
 }
