@@ -10,7 +10,7 @@ import argparse
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddle_te import configs
 from paddle_te.configs.reading import remarks
@@ -21,6 +21,9 @@ from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
 from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
+
+if TYPE_CHECKING:
+    from paddle_te.data.tokenizer import Tokenizer
 
 # PaddleNLP's tokenizers whose models have no configuration here
 _TOKENIZERS = tuple(f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b"))
@@ -108,7 +111,7 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
         return name
     folder = Path(name).expanduser()
     if folder.is_dir():
-        check_tokenizer_folder(folder)
+        read_tokenizer_folder(folder)
         return str(folder.absolute())
     full = configs.canonical(name) or name
     if not _has_download(full):
@@ -117,12 +120,12 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
     return full
 
 
-def check_tokenizer_folder(folder: Path) -> None:
-    """Raises LaunchError for files that training would refuse. A class that only a host has is left to it."""
+def read_tokenizer_folder(folder: Path) -> Tokenizer | None:
+    """The folder's tokenizer; None for a class that only a host has. Raises LaunchError for what training refuses."""
     from paddle_te.data.tokenizer import TokenizerError, read_tokenizer  # here, as it imports tokenizers
 
     try:
-        read_tokenizer(folder)
+        return read_tokenizer(folder)
     except TokenizerError as error:
         raise LaunchError(f"tokenizer_name: {error}") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paddle_te import host
 from paddle_te.launch import tuning
+from paddle_te.launch.checks import read_tokenizer_folder
 from paddle_te.launch.finetune_data import check_data
 from paddle_te.launch.flags import extra_words
 from paddle_te.launch.tuning import OUTPUT_NAME, folders, model_config
@@ -32,4 +33,6 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
     every = tuning.read_from(args, output) | told(args, device, world)
     if args.HOST == host.PADDLENLP:
         check_data(every, extra_words(args))
+    else:
+        read_tokenizer_folder(Path(str(every["tokenizer_name_or_path"])))
     return every

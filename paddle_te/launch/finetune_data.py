@@ -8,6 +8,7 @@ from typing import Any
 
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
 from paddle_te.job import words
+from paddle_te.launch.checks import read_tokenizer_folder
 from paddle_te.launch.machines import LaunchError
 
 _READ = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "do_eval")
@@ -23,12 +24,11 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
     """
     from paddle_te.data import samples  # here, as it imports NumPy
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
-    from paddle_te.data.tokenizer import read_tokenizer  # and tokenizers
 
+    told: dict[str, Any] = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
+    name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
+    tokenizer = read_tokenizer_folder(Path(name)) if Path(name).is_dir() else None
     try:
-        told: dict[str, Any] = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
-        name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
-        tokenizer = read_tokenizer(Path(name)) if Path(name).is_dir() else None
         for split in (TRAIN, DEV) if told["do_eval"] else (TRAIN,):
             paths = find_files(told["dataset_name_or_path"], split)
             if tokenizer is None:
@@ -48,12 +48,11 @@ def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: b
     """
     from paddle_te.data import preference_samples, preferences, samples  # here, as they import NumPy
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
-    from paddle_te.data.tokenizer import read_tokenizer  # and tokenizers
 
+    told: dict[str, Any] = {name: flags.get(name) for name in _PREFERENCE} | words.read(extra, _PREFERENCE)[0]
+    name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
+    tokenizer = read_tokenizer_folder(Path(name)) if Path(name).is_dir() else None
     try:
-        told: dict[str, Any] = {name: flags.get(name) for name in _PREFERENCE} | words.read(extra, _PREFERENCE)[0]
-        name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
-        tokenizer = read_tokenizer(Path(name)) if Path(name).is_dir() else None
         for split in (TRAIN, DEV) if told["do_eval"] else (TRAIN,):
             file = told[f"{split}_dataset_path"]
             paths = [Path(str(file))] if file else find_files(told["dataset_name_or_path"], split)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te.data.records import DEV, has_split
-from paddle_te.launch.checks import check_tokenizer_folder, check_weights, read_config
+from paddle_te.launch.checks import check_weights, read_config
 from paddle_te.launch.flags import common, extra_flags, of_folder
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import Option
@@ -63,7 +63,6 @@ def read_from(args: argparse.Namespace, output: Path) -> dict[str, object]:
     tokenizer = Path(args.tokenizer_name or args.model_name).expanduser()
     if not tokenizer.is_dir():
         raise LaunchError(f"tokenizer_name: {args.tokenizer_name or args.model_name!r} is no folder")
-    check_tokenizer_folder(tokenizer)
     return {
         "model_name_or_path": model.absolute(),
         "tokenizer_name_or_path": tokenizer.absolute(),
