@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te import recipes
-from paddle_te.job.words import options
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS
@@ -135,7 +134,7 @@ class _Translation:
         self.arguments: dict[str, object] = {}
         self.flags: dict[str, object] = {}
         try:
-            values = without_unsupported(values, options(job.__name__.rpartition(".")[2]))
+            values = without_unsupported(values)
         except ValueError as error:
             raise LaunchError(str(error)) from error
         for key, value in values.items():

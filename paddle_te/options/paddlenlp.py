@@ -1,6 +1,6 @@
 """What PaddleNLP's files of arguments may say and these scripts do not have."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from paddle_te.options.removed import asks_for_nothing, without_removed
 
@@ -16,30 +16,29 @@ UNSUPPORTED = {
     "neftune": (False, "training adds no noise"),
     "autotuner_benchmark": (False, "tools/benchmark/throughput.py measures"),
     "benchmark": (False, "tools/benchmark/throughput.py measures"),
-    "flash_mask": (False, "zero_padding needs no mask with backends pd and te"),
     "weight_quantize_algo": (None, "--quantize_base fp8 keeps frozen weights in fp8"),
     "use_long_sequence_strategies": (False, "sequences are as long as the model's positions"),
 }
-# Those that say how the same is computed: samples read one by one, LoRA's products in fewer calls
-WITHOUT_EFFECT = {"lazy", "use_quick_lora"}
+# Those that say how the same is computed: samples read one by one, LoRA's products in fewer calls, and a mask by which
+# packed documents and answers do not see each other, which they never do
+WITHOUT_EFFECT = {"lazy", "use_quick_lora", "flash_mask"}
 # Words of PaddleNLP's for several flags, where they are true
 EXPANDED: Mapping[str, Mapping[str, object]] = {
     "rslora_plus": {"rslora": True, "lora_alpha": 4, "lora_plus_scale": 4.0},
 }
 
 
-def without_unsupported(values: Mapping[str, object], known: Container[str] = ()) -> dict[str, object]:
+def without_unsupported(values: Mapping[str, object]) -> dict[str, object]:
     """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError.
 
     Without those of WITHOUT_EFFECT as well, and with the flags that words of EXPANDED stand for, whose values override
-    the file's, as in PaddleNLP. known: those of UNSUPPORTED that this script has.
+    the file's, as in PaddleNLP.
     """
     values = without_removed(values)
-    refused = {name: says for name, says in UNSUPPORTED.items() if name not in known}
-    for name, (nothing, remedy) in refused.items():
+    for name, (nothing, remedy) in UNSUPPORTED.items():
         if name in values and not asks_for_nothing(values[name], nothing):
             raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
-    gone = {*refused, *EXPANDED, *WITHOUT_EFFECT}
+    gone = {*UNSUPPORTED, *EXPANDED, *WITHOUT_EFFECT}
     kept = {name: value for name, value in values.items() if name not in gone}
     for name in EXPANDED.keys() & values.keys():
         kept |= {} if asks_for_nothing(values[name], False) else EXPANDED[name]

@@ -999,13 +999,6 @@ class PreferenceData(TuningData):
         doc="tokens of a question at most; pairs with a longer one are left out",
         zh="问题的最大 token 数；更长的被略去",
     )
-    flash_mask: bool = option(
-        FLAG,
-        default=False,
-        help="PaddleNLP's flag for rows whose answers do not see each other. They never do here.",
-        doc="PaddleNLP's flag for rows whose answers do not see each other; they never do here",
-        zh="PaddleNLP 的参数，使同一行中的回答互不可见；此处始终如此",
-    )
 
 
 @section

@@ -145,8 +145,7 @@ class ScriptParser(PdArgumentParser):
         if not isinstance(content, dict):
             raise ValueError(f"{json_file}: must be an object of flags and their values, {{...}}")
         words = super().read_json(json_file)
-        own = {word.removeprefix("--") for word in self._option_string_actions}
-        kept = without_unsupported(content, own)
+        kept = without_unsupported(content)
         for name in content.keys() - kept.keys():
             start = words.index(f"--{name}")
             del words[start : start + 2]
