@@ -103,6 +103,27 @@ def scaled_dswiglu(grad, input, scales, output, dscales, stream):
     output.write(np.concatenate([dact * up * derivative, dact * silu], -1))
 
 
+def _clamped_swiglu(hidden, limit, alpha, offset):
+    """(the activation, its derivatives with respect to gate and up), float32."""
+    gate, up = np.split(hidden.read(), 2, -1)
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    sigmoid = 1 / (1 + np.exp(-alpha * g))
+    derivative = sigmoid * (1 + alpha * g * (1 - sigmoid)) * (u + offset) * (gate <= limit)
+    return g * sigmoid * (u + offset), derivative, g * sigmoid * (np.abs(up) <= limit)
+
+
+def scaled_clamped_swiglu(input, scales, output, limit, alpha, offset, stream):
+    output.write(_clamped_swiglu(input, limit, alpha, offset)[0] * scales.array[:, None])
+
+
+def scaled_clamped_dswiglu(grad, input, scales, output, dscales, limit, alpha, offset, stream):
+    act, of_gate, of_up = _clamped_swiglu(input, limit, alpha, offset)
+    dact = grad.read()
+    dscales.array[...] = (dact * act).sum(-1)
+    dact = dact * scales.array[:, None]
+    output.write(np.concatenate([dact * of_gate, dact * of_up], -1))
+
+
 def _softmax(x):
     x = np.exp(x - x.max(-1, keepdims=True))
     return x / x.sum(-1, keepdims=True)
@@ -150,7 +171,16 @@ def topk_backward(routing_map, scores, dprobs, dlogits, topk, pre_softmax, scali
         dlogits.array[...] = found * (grad - (grad * found).sum(-1, keepdims=True))
 
 
-KERNELS = grouped_gemm, quantize_grouped_blocks, scaled_swiglu, scaled_dswiglu, topk_forward, topk_backward
+KERNELS = (
+    grouped_gemm,
+    quantize_grouped_blocks,
+    scaled_swiglu,
+    scaled_dswiglu,
+    scaled_clamped_swiglu,
+    scaled_clamped_dswiglu,
+    topk_forward,
+    topk_backward,
+)
 
 
 def experts_count(grid, routing_map, counts, tokens, experts, multiple):

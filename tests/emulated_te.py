@@ -447,7 +447,7 @@ def _rounded(values, factors):
 
 def attention_fwd(
     q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias, s=None,
-    window=-1,
+    window=-1, softmax_offset=None,
 ):  # fmt: skip
     assert (s is None) != q.is_fp8 and not (q.is_fp8 and (window >= 0 or dropout)) and not (window >= 0 and dropout)
     inverse = out.scale_inv.copy() if out.is_fp8 else None
@@ -455,11 +455,20 @@ def attention_fwd(
         out.amax[...] = 0
     q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
     p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens, window)
+    if softmax_offset is not None:
+        total = np.logaddexp(statistics, _of_heads(softmax_offset, p))
+        p, statistics = p * np.exp(statistics - total), total
     _stats_array(stats, layout)[...] = statistics
     p = p * _dropout(p.shape, dropout if is_training else 0, rng_state)
     out.write(np.moveaxis(_rounded(p, s) @ v, 1, 2))
     if out.is_fp8:
         out.scale_inv[...] = inverse  # cuDNN writes none
+
+
+def _of_heads(softmax_offset, p):
+    """[1, h, 1, 1]."""
+    assert softmax_offset.array.dtype == np.float32 and softmax_offset.shape == p.shape[1:2]
+    return softmax_offset.array.reshape(1, -1, 1, 1)
 
 
 def _store(target, values, layout):
@@ -476,7 +485,8 @@ def _store(target, values, layout):
 
 def attention_bwd(
     q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream,
-    dropout, deterministic, rng_state, cu_seqlens, bias, dbias, s=None, dp=None, window=-1
+    dropout, deterministic, rng_state, cu_seqlens, bias, dbias, s=None, dp=None, window=-1, softmax_offset=None,
+    dsoftmax_offset=None,
 ):  # fmt: skip
     assert (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
     assert (s is None) == (dp is None) != q.is_fp8 == out.is_fp8 == dout.is_fp8 == dq.is_fp8
@@ -494,6 +504,9 @@ def attention_bwd(
     drop = _dropout(p.shape, dropout, rng_state)
     ds = p * (dout @ np.swapaxes(v, 2, 3) * drop - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
     ds, p = _rounded(ds, dp), _rounded(p * drop, s)
+    if softmax_offset is not None:
+        of_sinks = np.exp(_of_heads(softmax_offset, p) - kept) * (out * dout).sum(-1, keepdims=True)
+        dsoftmax_offset.array[...] = -of_sinks.sum((0, 2, 3))
     gradients = ds @ k, np.swapaxes(ds, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dout
     for target in targets:
         if target.is_fp8:
@@ -1004,8 +1017,8 @@ def install(setattr=setattr):
         scaling,
         statistics,
     )
+    from paddle_te.ops.te import attention, quantized, runtime
     from paddle_te.ops.te import experts as of_experts
-    from paddle_te.ops.te import quantized, runtime
     from tests import emulated_experts
 
     counts = collections.Counter()
@@ -1036,3 +1049,4 @@ def install(setattr=setattr):
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))
     setattr(of_experts, "cublas_version", lambda: (13, 6))
+    setattr(attention, "cudnn_version", lambda: (9, 19))

@@ -43,6 +43,8 @@ TRANSFORMERS = {
     "transformer": {},
     "qkv_bias": dict(add_qkv_bias=True),
     "window": dict(window_size=(5, 0)),
+    "sinks": dict(softmax_type="learnable"),
+    "sinks_window": dict(softmax_type="learnable", window_size=(5, 0), bias=True),
     "kv_channels": dict(kv_channels=32),
     "no_mask": dict(self_attn_mask_type="no_mask"),
     "sbhd": dict(attn_input_format="sbhd"),

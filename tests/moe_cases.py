@@ -104,8 +104,14 @@ def softmax(x):
     return x / x.sum()
 
 
+def clamped_swiglu(gate, up):
+    gate = np.minimum(gate, 7)
+    return gate * sigmoid(1.702 * gate) * (np.clip(up, -7, 7) + 1)
+
+
 ACTIVATIONS = {
     "swiglu": lambda x: (g := x[: len(x) // 2]) * sigmoid(g) * x[len(x) // 2 :],
+    "clamped_swiglu": lambda x: clamped_swiglu(x[: len(x) // 2], x[len(x) // 2 :]),
     "gelu": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "relu": lambda x: np.maximum(x, 0),
 }
@@ -165,7 +171,7 @@ def layer(values, config):
     """
     values = {name: value.astype("float64") for name, value in values.items()}
     get = values.get
-    x, logits = values["x"], values["x"] @ values["router.weight"].T
+    x, logits = values["x"], values["x"] @ values["router.weight"].T + values.get("router.bias", 0)
     probabilities = [routed(of_token, get("router.expert_bias"), config) for of_token in logits]
     out = np.zeros_like(x)
     for t, of_token in enumerate(limited(probabilities, config)):

@@ -42,6 +42,7 @@ CONFIGS = {
         moe_shared_expert_gate=True,
         recompute_modules=("moe_act",),
     ),
+    "clamped": dict(activation="clamped_swiglu", bias=True, moe_router_bias=True, moe_router_topk=4),
     "forced": dict(moe_router_force_load_balancing=True, moe_router_topk=3),
     "recompute_act": dict(recompute_modules=("moe_act",)),
     "recompute": dict(recompute_modules=("moe",)),

@@ -27,6 +27,7 @@ _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
 class DotProductAttention(BackendLayer):
     """Compute dropout(softmax(q·kᵀ / √d))·v; in fp8 under a recipe with fp8_dpa.
 
+    Parameters: with softmax_type "learnable" softmax_offset [heads of this rank], zeros at first.
     Arguments: CoreSettings'.
     """
 
@@ -37,9 +38,18 @@ class DotProductAttention(BackendLayer):
         self.layer_number, self.dropout_in_training = settings.layer_number, settings.attention_dropout
         self.tp = TensorParallel.from_fleet() if settings.set_parallel_mode else None
         self.kv_channels, self.scale = settings.kv_channels, settings.scale
-        self.softcap = settings.attn_logit_softcapping
+        self.softcap, self.softmax_type = settings.attn_logit_softcapping, settings.softmax_type
+        self.softmax_offset = self._create_offset(settings) if self.softmax_type == "learnable" else None
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
         self._checked: set[tuple[bool, float]] = set()  # what `ops.check_attention` has let pass
+
+    def _create_offset(self, settings: CoreSettings) -> Tensor:
+        heads = local_size(settings.num_attention_heads or 0, self.tp, "num_attention_heads")
+        zeros, dtype = nn.initializer.Constant(0.0), settings.params_dtype or paddle.get_default_dtype()
+        offset = self.create_parameter([heads], dtype=dtype, default_initializer=zeros)
+        if self.tp is not None:
+            offset.is_distributed, offset.split_axis = True, 0
+        return offset
 
     @property
     def scores(self) -> Scores:
@@ -67,8 +77,10 @@ class DotProductAttention(BackendLayer):
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
         case = masked or cached, self.dropout
+        if packed and self.softmax_type != "vanilla":
+            self.ops.check_packed_attention(self.softmax_type)
         if case not in self._checked:  # asked once: neither the layer nor the GPU changes
-            self.ops.check_attention(self.kv_channels, self.window, *case, self.softcap)
+            self.ops.check_attention(self.kv_channels, self.window, *case, self.softcap, self.softmax_type)
             self._checked.add(case)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
@@ -80,6 +92,7 @@ class DotProductAttention(BackendLayer):
             "sliding window (window_size)": self.window >= 0,
             "dropout (attention_dropout)": self.dropout > 0,
             "soft cap (attn_logit_softcapping)": self.softcap > 0,
+            f"softmax_type={self.softmax_type!r}": self.softmax_type != "vanilla",
             f"attn_mask_type={self.attn_mask_type!r}": not self.causal,
         }
         for what, wanted in lacking.items():
@@ -124,7 +137,14 @@ class DotProductAttention(BackendLayer):
         """Compute what comes after `begin_forward`, whose quantizers these are; the mask is additive."""
         with self.random_numbers():
             return self.ops.dot_product_attention(
-                q, k, v, self.scores, attention_mask=attention_mask, cu_seqlens=cu_seqlens, quantizers=quantizers
+                q,
+                k,
+                v,
+                self.scores,
+                softmax_offset=self._parameters.get("softmax_offset"),
+                attention_mask=attention_mask,
+                cu_seqlens=cu_seqlens,
+                quantizers=quantizers,
             )
 
 
@@ -132,10 +152,10 @@ class MultiHeadAttention(BackendLayer):
     """Compute x + dropout(proj(attention(rope(layernorm_qkv(x))))), a layer's first half with the residual.
 
     Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; LayerNorm's layernorm_qkv.ln_bias; with add_qkv_bias or
-    bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight; with norms "after" or
-    "both" post_norm.weight, with norms "after" no ln_weight. The fused weight is q,
-    k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks
-    by heads; the bias likewise.
+    bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight; with softmax_type
+    "learnable" core_attention.softmax_offset; with norms "after" or "both" post_norm.weight, with norms "after" no
+    ln_weight. The fused weight is q, k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d,
+    hidden_size], each part split over the ranks by heads; the bias likewise.
     Arguments: AttentionSettings'.
     """
 
@@ -310,6 +330,7 @@ class MultiHeadAttention(BackendLayer):
             layers["core_attention"].scores,
             qkv_bias=qkv._parameters.get("bias"),
             proj_bias=proj._parameters.get("bias"),
+            softmax_offset=layers["core_attention"]._parameters.get("softmax_offset"),
             cu_seqlens=context.cu_seqlens,
             max_sequence_length=self.max_sequence_length,
             tp=qkv.tp,
@@ -357,6 +378,7 @@ class MultiHeadAttention(BackendLayer):
                 context.rotary_pos_emb,
                 self._heads_of_rank(),
                 core.scores,
+                softmax_offset=core._parameters.get("softmax_offset"),
                 cu_seqlens=context.cu_seqlens,
                 quantizers=quantizers,
             )

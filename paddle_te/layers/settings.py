@@ -17,12 +17,13 @@ from paddle import nn
 from paddle_te.fp8.scaling import MXFP8_BLOCK
 from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.masks import is_causal, keys_before
-from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.options.scripts import RECOMPUTE_MODULES
 
 PARALLEL_MODES = (None, "column", "row")
 NORMALIZATIONS = ("RMSNorm", "LayerNorm")
 NORMS = ("before", "after", "both")
+SOFTMAX_TYPES = ("vanilla", "learnable")
 QK_NORM_TYPES, QK_NORMS_OVER, INPUT_FORMATS = (None, "RMSNorm"), ("head", "all"), ("bshd", "sbhd")
 
 Arguments = ParamSpec("Arguments")
@@ -207,7 +208,8 @@ class HalfOptions(BehindNorm):
 class MLPOptions(HalfOptions):
     """Of an MLP.
 
-    activation: "swiglu" or "geglu", which are gated, "gelu" or "relu". gelu is its tanh form.
+    activation: "swiglu" or "geglu", which are gated, "gelu" or "relu"; experts may have gpt-oss's "clamped_swiglu"
+        (`ops.activations`), too. gelu is its tanh form.
     activation_func_fp8_input_store: the MLP keeps its first GEMM's output for backward in fp8 (MXFP8: blocks of 32
         numbers, each with a power of 2), from which backward computes the activation's gradient and what it computes
         again of it. ffn_hidden_size / tp must be a multiple of 32. Not with "mlp" or mlp_chunk_tokens, which keep
@@ -224,7 +226,7 @@ class MLPOptions(HalfOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(FC1_WIDTHS, activation=self.activation)
+        one_of(EXPERTS_FC1_WIDTHS, activation=self.activation)
         without = {"recompute_modules 'mlp'": self.mlp_again == "mlp", "mlp_chunk_tokens": self.mlp_chunk_tokens}
         for name, wanted in without.items():
             if self.activation_func_fp8_input_store and wanted:
@@ -272,6 +274,10 @@ class MLPSettings(MLPOptions):
     ffn_hidden_size: int
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(FC1_WIDTHS, activation=self.activation)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoreOptions(Checked):
@@ -281,7 +287,9 @@ class CoreOptions(Checked):
     softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head. attention_dropout: the
     probability with which each number of the softmax is dropped; TE's default is 0.1. layer_number: the layer's place
     in the model; an attribute for who reads it, as nothing here depends on it. attn_logit_softcapping: c, of which
-    scores become c · tanh(scores / c) (Gemma 2), in backend paddle; 0: they stay.
+    scores become c · tanh(scores / c) (Gemma 2), in backend paddle; 0: they stay. softmax_type: "learnable" has a
+    learnt number for each head beside its scores, a sink, which the softmax's weights leave room for (gpt-oss);
+    "vanilla" has none.
     """
 
     window_size: tuple[int, int] | None = None
@@ -289,17 +297,20 @@ class CoreOptions(Checked):
     attention_dropout: float = 0.0
     layer_number: int | None = None
     attn_logit_softcapping: float = 0.0
+    softmax_type: str = "vanilla"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         probability(attention_dropout=self.attention_dropout)
+        one_of(SOFTMAX_TYPES, softmax_type=self.softmax_type)
 
 
 @dataclass(frozen=True)
 class CoreSettings(CoreOptions):
     """Of DotProductAttention.
 
-    kv_channels: d, the size of one head. attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
+    kv_channels: d, the size of one head. num_attention_heads: of the whole layer; needed with softmax_type "learnable",
+    whose numbers have params_dtype. attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
     all, "padding" all but padding, "padding_causal" those before it but padding. set_parallel_mode: fleet's
     model-parallel ranks share the heads, and drop other numbers each.
     """
@@ -308,6 +319,13 @@ class CoreSettings(CoreOptions):
     backend: str = "transformer_engine"
     set_parallel_mode: bool = False
     attn_mask_type: str = "causal"
+    num_attention_heads: int | None = None
+    params_dtype: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.softmax_type == "learnable" and not self.num_attention_heads:
+            raise ValueError("softmax_type='learnable' needs num_attention_heads, each of which has a number")
 
     @property
     def causal(self) -> bool:
@@ -362,6 +380,11 @@ class AttentionOptions(CoreOptions, HalfOptions):
         if self.qk_norm_type and self.qk_norm_over == "all" and not self.qk_norm_before_rope:
             raise ValueError("qk_norm_over='all' with qk_norm_before_rope=False: these norms come before the rotation")
         one_of(INPUT_FORMATS, attn_input_format=self.attn_input_format)
+        if self.softmax_type == "learnable" and self.cp_comm_type:
+            raise ValueError(
+                "softmax_type='learnable' with cp_comm_type: ranks that share sequences have no sinks; leave "
+                "cp_comm_type (sep_parallel_degree, context_parallel_degree) out"
+            )
 
     @property
     def core_again(self) -> bool:

@@ -173,6 +173,13 @@ counts, offsets: as grouped_gemm's of one operand, of which 128 divides an exper
          "output = swiglu(input) * scales[:, None]. scales: float32 [tokens].");
   define(m, "scaled_dswiglu", &scaled_dswiglu, "grad"_a, "input"_a, "scales"_a, "output"_a, "dscales"_a, "stream"_a,
          "The gradients of scaled_swiglu's input and, float32 [tokens], scales from its output's.");
+  define(m, "scaled_clamped_swiglu", &scaled_clamped_swiglu, "input"_a, "scales"_a, "output"_a, "limit"_a, "alpha"_a,
+         "offset"_a, "stream"_a,
+         "output = g sigmoid(alpha g) (u + offset) * scales[:, None], g = min(input[:, :f], limit), u = input[:, f:] "
+         "between -limit and limit. scales: float32 [tokens].");
+  define(m, "scaled_clamped_dswiglu", &scaled_clamped_dswiglu, "grad"_a, "input"_a, "scales"_a, "output"_a, "dscales"_a,
+         "limit"_a, "alpha"_a, "offset"_a, "stream"_a,
+         "The gradients of scaled_clamped_swiglu's input and, float32 [tokens], scales from its output's.");
   define(m, "topk_forward", &topk_forward, "logits"_a, "expert_bias"_a, "probs"_a, "routing_map"_a, "scores"_a,
          "topk"_a, "pre_softmax"_a, "num_groups"_a, "group_topk"_a, "scaling_factor"_a, "sigmoid"_a, "stream"_a,
          "probs, float32 like logits [tokens, experts], and routing_map, bytes, of the topk greatest; scores: float32 "
@@ -190,21 +197,24 @@ counts, offsets: as grouped_gemm's of one operand, of which 128 divides an exper
   define(
       m, "attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
       "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
-      "bias"_a = nullptr, "s"_a = nullptr, "window"_a = -1,
+      "bias"_a = nullptr, "s"_a = nullptr, "window"_a = -1, "softmax_offset"_a = nullptr,
       R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
 addresses that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
 masks need cu_seqlens, int32 [b + 1]. The layouts of THD have sequences of any lengths one after another: q and out are
 [tokens, h, d], k and v [tokens, kv heads, d], stats [tokens, h, 1], and cu_seqlens (with a padding mask) end with tokens.
 dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
 keys], in q's dtype; cuDNN takes none with a padding mask. In fp8 (q, k, v and out): s has scale, amax and scale_inv of
-the softmax, and no data; out's scale_inv is not written. window: how many keys before its own a query sees; -1: all.)");
+the softmax, and no data; out's scale_inv is not written. window: how many keys before its own a query sees; -1: all.
+softmax_offset: float32 [h], a score of each head that counts in the softmax's sum and has no value; stats include it.)");
   define(
       m, "attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
       "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
       "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr, "s"_a = nullptr,
-      "dp"_a = nullptr, "window"_a = -1,
+      "dp"_a = nullptr, "window"_a = -1, "softmax_offset"_a = nullptr, "dsoftmax_offset"_a = nullptr,
       "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes. In fp8: s as in "
-      "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written.");
+      "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written. "
+      "dsoftmax_offset: "
+      "float32 [h], the gradient of forward's softmax_offset.");
   define(m, "memcpy_async", &memcpy_async, "destination"_a, "source"_a, "stream"_a, "destination = source, as bytes.");
   define(m, "memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
   Function& launched = new_function("launch");

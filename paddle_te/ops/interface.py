@@ -51,8 +51,16 @@ class Ops(Protocol):
     def check(self, fp8: bool = False) -> None:
         """Raises where the backend cannot run here, with every missing condition."""
 
-    def check_attention(self, head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0) -> None:
-        """Raises where there is no such attention."""
+    def check_attention(
+        self,
+        head_dim: int,
+        window: int,
+        masked: bool,
+        dropout: float,
+        softcap: float = 0.0,
+        softmax_type: str = "vanilla",
+    ) -> None:
+        """Raises where there is no such attention. softmax_type: "learnable" with a softmax_offset, else "vanilla"."""
 
     def check_block_scaling(self) -> None:
         """Raises where GEMMs have no block scaling."""
@@ -60,7 +68,7 @@ class Ops(Protocol):
     def check_fp8_attention(self, head_dim: int, sequence: int = 16, backward: bool = True) -> None:
         """Raises where attention takes no quantizers."""
 
-    def check_packed_attention(self) -> None:
+    def check_packed_attention(self, softmax_type: str = "vanilla") -> None:
         """Raises where attention takes no cu_seqlens."""
 
     def normalize(self, x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
@@ -160,6 +168,7 @@ class Ops(Protocol):
         v: Tensor,
         scores: Scores,
         *,
+        softmax_offset: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         quantizers: AttentionQuantizers | None = None,
@@ -169,6 +178,8 @@ class Ops(Protocol):
         Query heads share kv heads in groups (GQA, Ainslie et al., 2023). q: [b, s, h, d]; k, v: [b, s_kv, h_kv,
         d], h a multiple of h_kv; s_kv may be more than s (a cache).
 
+        softmax_offset: [h], a further score of each head, which counts in the softmax's denominator and has no value
+        (the sinks of Xiao et al., 2023, arXiv 2309.17453, learned as in gpt-oss). None: there is none.
         attention_mask: additive, [b or 1, 1, s, s_kv]; None: what `scores` says.
         cu_seqlens: attention is among the tokens of a document; int32 [documents + 1]: where the documents begin and
         end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them). Then there
@@ -200,6 +211,7 @@ class Ops(Protocol):
         heads: Heads,
         scores: Scores,
         *,
+        softmax_offset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         quantizers: AttentionQuantizers | None = None,
     ) -> Tensor:
@@ -217,6 +229,7 @@ class Ops(Protocol):
         *,
         qkv_bias: Tensor | None = None,
         proj_bias: Tensor | None = None,
+        softmax_offset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_sequence_length: int | None = None,
         tp: Ranks | None = None,

@@ -9,7 +9,7 @@ from paddle import nn
 
 from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings, LayerSettings, part
-from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 from paddle_te.options.scripts import DISPATCHERS
 
@@ -37,6 +37,7 @@ class MoEConfig(GemmSettings):
     moe_router_score_function: "softmax" or "sigmoid", of the router's logits.
     moe_router_pre_softmax: softmax over all experts, of which the chosen ones' probabilities are taken as they are
         (norm_topk_prob false in Hugging Face's words). False: softmax over the chosen ones (norm_topk_prob true).
+    moe_router_bias: a learnt bias of the logits.
     moe_router_num_groups, moe_router_group_topk: experts are chosen among those of the best groups; see `ops.moe`.
     moe_router_topk_scaling_factor: multiplies the probabilities; None: 1.
     moe_router_enable_expert_bias, moe_router_bias_update_rate: experts are chosen by scores and a bias, which
@@ -66,6 +67,7 @@ class MoEConfig(GemmSettings):
     moe_router_topk: int = 2
     moe_router_score_function: str = "softmax"
     moe_router_pre_softmax: bool = False
+    moe_router_bias: bool = False
     moe_router_num_groups: int | None = None
     moe_router_group_topk: int | None = None
     moe_router_topk_scaling_factor: float | None = None
@@ -96,7 +98,7 @@ class MoEConfig(GemmSettings):
         one_of(BALANCING, moe_router_load_balancing_type=self.moe_router_load_balancing_type)
         one_of(DROP_POLICIES, moe_token_drop_policy=self.moe_token_drop_policy)
         one_of(DISPATCHERS, moe_token_dispatcher_type=self.moe_token_dispatcher_type)
-        one_of(FC1_WIDTHS, activation=self.activation)
+        one_of(EXPERTS_FC1_WIDTHS, activation=self.activation)
         probability(hidden_dropout=self.hidden_dropout)
         for name in self.recompute_modules:
             one_of(RECOMPUTE_MODULES, recompute_modules=name)
@@ -128,6 +130,8 @@ class MoEConfig(GemmSettings):
             yield f"moe_expert_capacity_factor={self.moe_expert_capacity_factor}: it must be above 0, or None"
         if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
             yield "moe_shared_expert_gate needs moe_shared_expert_intermediate_size"
+        if self.moe_shared_expert_intermediate_size and self.activation not in FC1_WIDTHS:
+            yield f"activation={self.activation!r} with moe_shared_expert_intermediate_size: an MLP does not have it"
         if self.moe_shared_expert_gate and self.bias:
             yield "moe_shared_expert_gate: the gate multiplies the activation, not a bias behind it; leave bias out"
         if len(self.recompute_modules) > 1:

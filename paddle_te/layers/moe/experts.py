@@ -13,7 +13,7 @@ from paddle_te.fp8 import GemmQuantizers, get_autocast_state
 from paddle_te.layers.linear import _WithGemms, local_size
 from paddle_te.layers.moe.config import GroupedLinearSettings, MoEConfig
 from paddle_te.layers.settings import GemmSettings, takes
-from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.ops.moe import ExpertWeights, MoEOps, get_moe_ops
 
 
@@ -93,7 +93,7 @@ class GroupedMLP(_Grouped):
         self.ep = ExpertParallel.from_fleet(self.tp) if config.set_parallel_mode else None
         experts, hidden, ffn = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
         experts = experts if self.ep is None else self.ep.local_experts(experts)
-        rows = FC1_WIDTHS[config.activation] * ffn
+        rows = EXPERTS_FC1_WIDTHS[config.activation] * ffn
         self._create_experts("fc1_weight", [experts, rows, hidden], config.init_method)
         self._create_experts(
             "fc2_weight", [experts, hidden, ffn], config.output_layer_init_method or config.init_method

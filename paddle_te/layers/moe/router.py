@@ -33,8 +33,9 @@ class RouterStatistics(NamedTuple):
 class TopKRouter(_Layer):
     """Route as Megatron-Core's router, in float32: x -> (probs, routing_map), see `ops.moe`.
 
-    Parameters: weight [num_moe_experts, hidden_size]. With moe_router_enable_expert_bias the buffer expert_bias,
-    float32 [num_moe_experts], which gets no gradient but `update_expert_bias`.
+    Parameters: weight [num_moe_experts, hidden_size]; with moe_router_bias, bias [num_moe_experts], zeros at first.
+    With moe_router_enable_expert_bias the buffer expert_bias, float32 [num_moe_experts], which gets no gradient but
+    `update_expert_bias`.
     In training its losses are added to the gradients of probs (`MoEAuxLossAutoScaler`).
     Under sequence parallelism tokens are this rank's, and the losses are those of all ranks' tokens.
     statistics: the RouterStatistics of the last forward.
@@ -52,10 +53,17 @@ class TopKRouter(_Layer):
             default_initializer=config.init_method or nn.initializer.Normal(0.0, 0.02),
         )
         self.weight = self.mark_if_tokens_are_split(weight)
+        self.bias = self._create_bias(config.num_moe_experts) if config.moe_router_bias else None
         zeros = lambda: paddle.zeros([config.num_moe_experts], "float32")  # noqa: E731
         has_bias = config.moe_router_enable_expert_bias
         self.register_buffer("expert_bias", zeros() if has_bias else None)  # type: ignore[arg-type]  # Paddle takes None
         self.register_buffer("_tokens", zeros() if has_bias else None, persistable=False)  # type: ignore[arg-type]  # so
+
+    def _create_bias(self, experts: int) -> Tensor:
+        zeros = nn.initializer.Constant(0.0)
+        return self.mark_if_tokens_are_split(
+            self.create_parameter([experts], dtype=self.params_dtype, default_initializer=zeros)
+        )
 
     @property
     def moe_ops(self) -> MoEOps:
@@ -89,7 +97,8 @@ class TopKRouter(_Layer):
         """Return float32 [tokens, E]."""
         x = x.reshape([-1, x.shape[-1]]).astype("float32")
         # transposed by the GEMM: a weight used through .T had its gradient copied as if it were contiguous
-        return paddle.matmul(x, self.weight.astype("float32"), transpose_y=True)
+        logits = paddle.matmul(x, self.weight.astype("float32"), transpose_y=True)
+        return logits if self.bias is None else logits + self.bias.astype("float32")
 
     def _losses(self, logits: Tensor, sequences: int) -> tuple[Tensor | None, Tensor | None]:
         """Return (auxiliary loss, z-loss), with their coefficients; None where there is none, as in evaluation."""

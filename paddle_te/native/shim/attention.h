@@ -44,22 +44,22 @@ class AttentionParams {
   void (*destroy_)(NVTEConfig);
 };
 
-// TE wants the auxiliary tensors as a pack: softmax statistics, the random state (a slot even without dropout), and
-// the bias if there is one.
-static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state, const Tensor* bias) {
+// TE wants the auxiliary tensors as a pack: softmax statistics, the random state (a slot even without dropout), the
+// bias and the softmax's offset, if there are any.
+static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state, const Tensor* bias,
+                               const Tensor* softmax_offset) {
   NVTETensorPack pack{};
-  pack.tensors[0] = stats.handle;
-  pack.tensors[1] = rng_state.handle;
-  if (bias) pack.tensors[2] = bias->handle;
-  pack.size = bias ? 3 : 2;
+  for (auto tensor : {&stats, &rng_state, bias, softmax_offset})
+    if (tensor) pack.tensors[pack.size++] = tensor->handle;
   return pack;
 }
 
 static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, int64_t window,
-                         const Tensor* cu_seqlens, const Tensor* bias, int64_t flags) {
+                         const Tensor* cu_seqlens, const Tensor* bias, const Tensor* softmax_offset, int64_t flags) {
   const size_t *qs = q.data.shape.data, *ks = k.data.shape.data;
   auto i = [](size_t v) { return static_cast<int64_t>(v); };
   if (bias) flags += 4 + 8 * (bias->data.shape.data[0] > 1) + 16 * (bias->data.shape.data[1] > 1);
+  if (softmax_offset) flags += 1024;
   const int64_t documents = cu_seqlens ? i(cu_seqlens->numel()) : 0;
   return {entry,        i(qs[0]), i(qs[1]), i(qs[2]),  i(qs[3]), i(ks[1]), i(ks[2]),
           q.data.dtype, layout,   mask,     documents, flags,    window};
@@ -75,7 +75,7 @@ static size_t max_seqlen(const Tensor& tensor, int layout) { return tensor.data.
 static void check_attention(const char* name, Named named, const Tensor& q, const Tensor& k, const Tensor& v,
                             std::initializer_list<std::pair<const Tensor*, const Tensor*>> same_size,
                             const Tensor& stats, int layout, int mask, float dropout, const Tensor* rng_state,
-                            const Tensor* cu_seqlens, const Tensor* bias) {
+                            const Tensor* cu_seqlens, const Tensor* bias, const Tensor* softmax_offset) {
   auto refuse = [&](const char* text) { raise(describe(std::string(name) + ": " + text, named)); };
   const bool padded = mask == kPaddingMask || mask == kPaddingCausalMask;
   for (auto tensor : {&q, &k, &v})
@@ -89,6 +89,9 @@ static void check_attention(const char* name, Named named, const Tensor& q, cons
   if (padded && !cu_seqlens) refuse("a padding mask needs cu_seqlens");
   if (cu_seqlens && (cu_seqlens->data.dtype != kInt32 || cu_seqlens->data.shape.ndim != 1 || cu_seqlens->numel() < 2))
     refuse("cu_seqlens must be int32 [sequences + 1]");
+  const size_t heads = q.data.shape.data[q.data.shape.ndim - 2];
+  if (softmax_offset && (softmax_offset->data.dtype != kFloat32 || softmax_offset->numel() != heads))
+    refuse("softmax_offset must be float32 [heads of q]");
   if (bias) {
     const size_t *s = bias->data.shape.data, *qs = q.data.shape.data;
     auto one_or = [](size_t size, size_t full) { return size == 1 || size == full; };
@@ -116,7 +119,7 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
       refuse("fp8 needs s, in backward dp as well, with scale, amax and scale_inv; other dtypes take none");
 }
 
-// Only what cannot be derived is a parameter: plain softmax, causal masks aligned to the top left. With THD there is
+// Only what cannot be derived is a parameter: causal masks aligned to the top left. With THD there is
 // nothing between the sequences: where they lie in memory ("padded") follows from their lengths.
 #define SET_ATTENTION(kind)                                                                              \
   params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                              \
@@ -130,7 +133,7 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
   params.set<int64_t>(k##kind##WindowLeft, window);                                                      \
   params.set<int64_t>(k##kind##WindowRight, mask == kCausalMask || mask == kPaddingCausalMask ? 0 : -1); \
   params.set<uint8_t>(k##kind##BottomRight, 0);                                                          \
-  params.set<int32_t>(k##kind##SoftmaxType, 0);                                                          \
+  params.set<int32_t>(k##kind##SoftmaxType, softmax_offset ? kLearnableSoftmax : kVanillaSoftmax);       \
   params.set<float>(k##kind##Dropout, dropout);                                                          \
   params.set<float>(k##kind##Scale, scale);                                                              \
   params.set<int32_t>(k##kind##QKVLayout, layout);                                                       \
@@ -143,15 +146,16 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
 static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
                           float scale, int layout, int mask, bool is_training, Stream& stream, float dropout,
                           const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* s,
-                          int64_t window) {
+                          int64_t window, const Tensor* softmax_offset) {
   const char* name = "nvte_fused_attn_fwd_v2";
-  Named named = {{"q", &q},      {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
-                 {"bias", bias}, {"s", s}};
+  Named named = {{"q", &q},      {"k", &k},         {"v", &v},
+                 {"out", &out},  {"stats", &stats}, {"cu_seqlens", cu_seqlens},
+                 {"bias", bias}, {"s", s},          {"softmax_offset", softmax_offset}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, layout, mask, dropout, rng_state, cu_seqlens,
-                  bias);
+                  bias, softmax_offset);
   check_fp8_attention(name, named, {&q, &k, &v}, {&out}, {s});
   call(name, named, [&] {
-    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
+    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias, softmax_offset);
     AttentionParams params(nvte_create_fused_attn_fwd_params(), nvte_set_fused_attn_fwd_params_attribute,
                            nvte_destroy_fused_attn_fwd_params);
     SET_ATTENTION(Fwd);
@@ -161,12 +165,13 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.tensor(kFwdO, out);
     params.tensor(kFwdRngState, or_empty(rng_state));
     params.tensor(kFwdBias, or_empty(bias));
-    params.no_tensors({kFwdSoftmaxOffset, kFwdPageTableK, kFwdPageTableV});
+    params.tensor(kFwdSoftmaxOffset, or_empty(softmax_offset));
+    params.no_tensors({kFwdPageTableK, kFwdPageTableV});
     params.set<NVTETensorPack*>(kFwdAux, &aux);
     params.set<uint8_t>(kFwdIsTraining, is_training);
     params.set<uint8_t>(kFwdReturnMaxLogit, 0);
     const int64_t flags = is_training + 2 * (dropout > 0);
-    Key key = attention_key(kAttentionFwd, q, k, layout, mask, window, cu_seqlens, bias, flags);
+    Key key = attention_key(kAttentionFwd, q, k, layout, mask, window, cu_seqlens, bias, softmax_offset, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kFwdWorkspace, workspace);
       nvte_fused_attn_fwd_v2(params);
@@ -178,18 +183,35 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
                           const Tensor& stats, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
                           int layout, int mask, Stream& stream, float dropout, bool deterministic,
                           const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* dbias,
-                          const Tensor* s, const Tensor* dp, int64_t window) {
+                          const Tensor* s, const Tensor* dp, int64_t window, const Tensor* softmax_offset,
+                          const Tensor* dsoftmax_offset) {
   const char* name = "nvte_fused_attn_bwd_v2";
-  Named named = {{"q", &q},         {"k", &k},        {"v", &v},   {"out", &out}, {"dout", &dout},
-                 {"stats", &stats}, {"dq", &dq},      {"dk", &dk}, {"dv", &dv},   {"cu_seqlens", cu_seqlens},
-                 {"bias", bias},    {"dbias", dbias}, {"s", s},    {"dp", dp}};
+  Named named = {{"q", &q},
+                 {"k", &k},
+                 {"v", &v},
+                 {"out", &out},
+                 {"dout", &dout},
+                 {"stats", &stats},
+                 {"dq", &dq},
+                 {"dk", &dk},
+                 {"dv", &dv},
+                 {"cu_seqlens", cu_seqlens},
+                 {"bias", bias},
+                 {"dbias", dbias},
+                 {"s", s},
+                 {"dp", dp},
+                 {"softmax_offset", softmax_offset},
+                 {"dsoftmax_offset", dsoftmax_offset}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
-                  layout, mask, dropout, rng_state, cu_seqlens, bias);
+                  layout, mask, dropout, rng_state, cu_seqlens, bias, softmax_offset);
   if (bias && (!dbias || dbias->numel() != bias->numel()))
     raise(describe(std::string(name) + ": a bias needs dbias, of its shape", named));
+  if (softmax_offset && (!dsoftmax_offset || dsoftmax_offset->data.dtype != kFloat32 ||
+                         dsoftmax_offset->numel() != softmax_offset->numel()))
+    raise(describe(std::string(name) + ": softmax_offset needs dsoftmax_offset, of its shape and dtype", named));
   check_fp8_attention(name, named, {&q, &k, &v, &out, &dout}, {&dq, &dk, &dv}, {s, dp});
   call(name, named, [&] {
-    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
+    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias, softmax_offset);
     AttentionParams params(nvte_create_fused_attn_bwd_params(), nvte_set_fused_attn_bwd_params_attribute,
                            nvte_destroy_fused_attn_bwd_params);
     SET_ATTENTION(Bwd);
@@ -203,14 +225,14 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.tensor(kBwdDV, dv);
     params.tensor(kBwdDBias, or_empty(dbias));
     params.tensor(kBwdDP, or_empty(dp));
-    params.no_tensors({kBwdDSoftmaxOffset});
+    params.tensor(kBwdDSoftmaxOffset, or_empty(dsoftmax_offset));
     params.set<NVTETensorPack*>(kBwdAux, &aux);
     params.set<uint8_t>(kBwdDeterministic, deterministic);
     params.set<int32_t>(kBwdDOFormat, is_thd(layout) ? kFormatTHD : kFormatBSHD);
     params.set<int32_t>(kBwdDQKVLayout, layout);
     params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
     const int64_t flags = deterministic + 2 * (dropout > 0) + 32 * dout.data.dtype;
-    Key key = attention_key(kAttentionBwd, q, k, layout, mask, window, cu_seqlens, bias, flags);
+    Key key = attention_key(kAttentionBwd, q, k, layout, mask, window, cu_seqlens, bias, softmax_offset, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kBwdWorkspace, workspace);
       nvte_fused_attn_bwd_v2(params);

@@ -43,6 +43,7 @@ constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
 constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
 constexpr int kNoBias = 0, kPostScaleBias = 2;
+constexpr int kVanillaSoftmax = 0, kLearnableSoftmax = 2;
 
 // clang-format off: one a line they would fill a page
 enum FwdParam {
@@ -133,6 +134,10 @@ enum BwdParam {
   X(void, nvte_group_quantize, (NVTEGroupedTensor, NVTEGroupedTensor, NVTEConfig, cudaStream_t))                      \
   X(void, nvte_scaled_swiglu, (NVTETensor, NVTETensor, NVTETensor, int64_t, cudaStream_t))                            \
   X(void, nvte_scaled_dswiglu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int64_t, cudaStream_t))   \
+  X(void, nvte_scaled_clamped_swiglu,                                                                                 \
+    (NVTETensor, NVTETensor, NVTETensor, float, float, float, int64_t, cudaStream_t))                                 \
+  X(void, nvte_scaled_clamped_dswiglu,                                                                                \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, float, float, float, int64_t, cudaStream_t))         \
   X(void, nvte_fused_topk_with_score_function_forward,                                                                \
     (NVTETensor, int, int, int, int, int, int, float, int, NVTETensor, NVTETensor, NVTETensor, NVTETensor,            \
      cudaStream_t))                                                                                                   \

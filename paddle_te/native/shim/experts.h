@@ -120,6 +120,22 @@ static void scaled_dswiglu(const Tensor& grad, const Tensor& input, const Tensor
   });
 }
 
+static void scaled_clamped_swiglu(const Tensor& input, const Tensor& scales, const Tensor& output, float limit,
+                                  float alpha, float offset, Stream& stream) {
+  call("nvte_scaled_clamped_swiglu", {{"input", &input}, {"scales", &scales}, {"output", &output}}, [&] {
+    nvte_scaled_clamped_swiglu(input.handle, scales.handle, output.handle, limit, alpha, offset, 0, stream.handle);
+  });
+}
+
+static void scaled_clamped_dswiglu(const Tensor& grad, const Tensor& input, const Tensor& scales, const Tensor& output,
+                                   const Tensor& dscales, float limit, float alpha, float offset, Stream& stream) {
+  Named named = {{"grad", &grad}, {"input", &input}, {"scales", &scales}, {"output", &output}, {"dscales", &dscales}};
+  call("nvte_scaled_clamped_dswiglu", named, [&] {
+    nvte_scaled_clamped_dswiglu(grad.handle, input.handle, scales.handle, output.handle, dscales.handle, limit, alpha,
+                                offset, 0, stream.handle);
+  });
+}
+
 // num_groups, group_topk: -1 for no groups. sigmoid: the score function, else softmax.
 static void topk_forward(const Tensor& logits, const Tensor* expert_bias, const Tensor& probs,
                          const Tensor& routing_map, const Tensor& scores, int topk, bool pre_softmax, int num_groups,

@@ -61,6 +61,7 @@ def dot_product_attention(
     v: Tensor,
     scores: Scores,
     *,
+    softmax_offset: Tensor | None = None,
     attention_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     quantizers: AttentionQuantizers | None = None,
@@ -73,7 +74,7 @@ def dot_product_attention(
     if quantizers is not None:
         return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
     if cu_seqlens is not None:
-        return _attend_in_documents(q, k, v, cu_seqlens, scores)
+        return _attend_in_documents(q, k, v, cu_seqlens, scores, softmax_offset)
     b, s, h, d = q.shape
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
@@ -88,12 +89,22 @@ def dot_product_attention(
         position = paddle.arange(s_kv)
         near = position >= position[s_kv - s :].unsqueeze(1) - window
         products = paddle.where(near, products, paddle.full([], paddle.finfo(products.dtype).min, products.dtype))
-    probabilities = F.dropout(F.softmax(products, -1), dropout)
+    probabilities = F.dropout(_softmax(products, softmax_offset), dropout)
     out = paddle.matmul(probabilities.astype(v.dtype), v)
     return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
 
 
-def _attend_in_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scores: Scores) -> Tensor:
+def _softmax(products: Tensor, offset: Tensor | None) -> Tensor:
+    """Return the softmax of [b, h_kv, queries to each, s, keys]; an offset [h] stands beside each head's keys."""
+    if offset is None:
+        return F.softmax(products, -1)
+    beside = offset.astype(products.dtype).reshape([1, *products.shape[1:3], 1, 1]).expand([*products.shape[:-1], 1])
+    return F.softmax(paddle.concat([products, beside], -1), -1)[..., :-1]
+
+
+def _attend_in_documents(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scores: Scores, softmax_offset: Tensor | None
+) -> Tensor:
     """Attend in each document alone, one after another."""
     check_cu_seqlens(cu_seqlens)
     (b, s), ends = q.shape[:2], cu_seqlens.numpy().tolist()
@@ -102,7 +113,9 @@ def _attend_in_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, sc
         raise ValueError(f"cu_seqlens must rise from 0 to {b * s}, the number of tokens: {ends}")
     lengths = [length for length in lengths if length]
     of_each = [t.reshape([1, b * s, *t.shape[2:]]).split(lengths, 1) for t in (q, k, v)]
-    outputs = [dot_product_attention(q, k, v, scores) for q, k, v in zip(*of_each, strict=True)]
+    outputs = [
+        dot_product_attention(q, k, v, scores, softmax_offset=softmax_offset) for q, k, v in zip(*of_each, strict=True)
+    ]
     return paddle.concat(outputs, 1).reshape([b, s, -1])
 
 
@@ -151,14 +164,20 @@ def rotary_attention(
     heads: Heads,
     scores: Scores,
     *,
+    softmax_offset: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     quantizers: AttentionQuantizers | None = None,
 ) -> Tensor:
     """Return dot_product_attention(*rotary_qkv(qkv, …), …)."""
-    return dot_product_attention(*rotary_qkv(qkv, freqs, heads), scores, cu_seqlens=cu_seqlens, quantizers=quantizers)
+    q, k, v = rotary_qkv(qkv, freqs, heads)
+    return dot_product_attention(
+        q, k, v, scores, softmax_offset=softmax_offset, cu_seqlens=cu_seqlens, quantizers=quantizers
+    )
 
 
-def check_attention(head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0) -> None:
+def check_attention(
+    head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0, softmax_type: str = "vanilla"
+) -> None:
     """Raise nothing: there is all of it here."""
 
 
@@ -166,5 +185,5 @@ def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True
     """Raise nothing: the emulation takes all."""
 
 
-def check_packed_attention() -> None:
+def check_packed_attention(softmax_type: str = "vanilla") -> None:
     """Raise nothing: documents are computed one by one, which all devices can."""

@@ -14,6 +14,7 @@ from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.fp8.emulation import emulated_fp8_linear, rounded_to_mxfp8
+from paddle_te.ops.activations import CLAMP
 from paddle_te.ops.chunks import chunk_rows, ranges
 from paddle_te.ops.interface import QuantizersOfTwo, Ranks
 from paddle_te.ops.low_rank import LowRankUpdate
@@ -45,7 +46,19 @@ def _gated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return activate
 
 
-_ACTIVATIONS = {"swiglu": _gated(F.silu), "geglu": _gated(_gelu), "gelu": _gelu, "relu": F.relu}
+def _clamped_swiglu(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    gate, up = gate.clip(max=CLAMP.limit), up.clip(-CLAMP.limit, CLAMP.limit)
+    return gate * F.sigmoid(CLAMP.alpha * gate) * (up + CLAMP.offset)
+
+
+_ACTIVATIONS = {
+    "swiglu": _gated(F.silu),
+    "clamped_swiglu": _clamped_swiglu,
+    "geglu": _gated(_gelu),
+    "gelu": _gelu,
+    "relu": F.relu,
+}
 
 
 def activate(x: Tensor, activation: str) -> Tensor:

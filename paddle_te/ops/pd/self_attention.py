@@ -22,6 +22,7 @@ def self_attention(
     *,
     qkv_bias: Tensor | None = None,
     proj_bias: Tensor | None = None,
+    softmax_offset: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     max_sequence_length: int | None = None,
     tp: Ranks | None = None,
@@ -38,7 +39,15 @@ def self_attention(
     flat = qkv.ndim == 2
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
-    context = rotary_attention(qkv, freqs, heads, scores, cu_seqlens=cu_seqlens, quantizers=attention_quantizers)
+    context = rotary_attention(
+        qkv,
+        freqs,
+        heads,
+        scores,
+        softmax_offset=softmax_offset,
+        cu_seqlens=cu_seqlens,
+        quantizers=attention_quantizers,
+    )
     if flat:
         context = context.reshape([-1, context.shape[-1]])
     return linear(

@@ -19,6 +19,7 @@ from paddle.autograd import PyLayer
 from paddle_te.fp8 import has_fp8_backward
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.native import qk_norm as native_norm
+from paddle_te.native.library import cudnn_version
 from paddle_te.native.rotation_cast import Float8Heads, rotation_cast
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads, Scores
@@ -51,6 +52,8 @@ HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in
 # Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
 # computing behind a growing cache, and rows of the mask are aligned.
 KEY_MULTIPLE = 64
+# from here on cuDNN has a softmax with an offset (9.13.1 has one, too), and one over packed documents
+CUDNN_OFFSET, CUDNN_PACKED_OFFSET = (9, 14), (9, 18)
 
 
 class _Heads:
@@ -162,10 +165,6 @@ class _Sequences:
         window = window if window < longest - 1 else -1
         return _Sequences(causal, window) if cu_seqlens is None else _Documents(cu_seqlens, causal, window)
 
-    def behind(self, others: int) -> tuple[Any, ...]:
-        """Return the last arguments of both, behind the `others` that only fp8 has; none without a window."""
-        return () if self.window < 0 else (*[None] * others, self.window)
-
     def cu_seqlens(self, rt: Runtime) -> Any:
         """Return what both take as cu_seqlens."""
         return None
@@ -215,13 +214,33 @@ class _Softmax:
     """Say what becomes of the scores: softmax(scale · scores of what is `seen`).
 
     Each number is dropped with the probability `dropout`. rng_state: what `draw_rng_state` gave, a tensor or its
-    Placeholder; None without dropout.
+    Placeholder; None without dropout. offset: float32 [h], see `ops.interface`, the same; None: there is none.
     """
 
     scale: float
     seen: _Sequences
     dropout: float = 0.0
     rng_state: Any = None
+    offset: Any = None
+
+    def last_arguments(self, rt: Runtime, others: int, *gradient: Memory) -> tuple[Any, ...]:
+        """Return the last arguments of both, behind the `others` that only fp8 has: window and offset, if any.
+
+        gradient: of the offset, which attention_bwd fills.
+        """
+        window = self.seen.window
+        if self.offset is None:
+            return () if window < 0 else (*[None] * others, window)
+        offsets = [rt.tensor(memory.data_ptr(), tuple(memory.shape), FLOAT32) for memory in (self.offset, *gradient)]
+        return *[None] * others, window, *offsets
+
+    def new_gradient(self, rt: Runtime) -> tuple[Any, ...]:
+        """Return memory for the offset's gradient, which cuDNN computes whether wanted or not; () without offset."""
+        return () if self.offset is None else (rt.empty(self.offset.shape, paddle.float32),)
+
+    def wanted(self, gradient: tuple[Any, ...]) -> Any:
+        """Return the `new_gradient` where somebody wants it."""
+        return gradient[0] if gradient and not self.offset.stop_gradient else None
 
     def dropout_arguments(self, rt: Runtime) -> tuple[float, Any]:
         """Return what both take as dropout and rng_state."""
@@ -251,7 +270,7 @@ def _attend(rt: Runtime, heads: _Heads, qkv: Views, stats: Any, softmax: _Softma
     train = train or softmax.dropout > 0
     # by position: keywords take as long as the call itself
     options = softmax.scale, layout, seen.mask, train, rt.stream, *softmax.dropout_arguments(rt)
-    rt.te.attention_fwd(*views, *options, seen.cu_seqlens(rt), seen.bias(rt), *seen.behind(1))
+    rt.te.attention_fwd(*views, *options, seen.cu_seqlens(rt), seen.bias(rt), *softmax.last_arguments(rt, 1))
     return out
 
 
@@ -265,10 +284,10 @@ def _attend_backward(
     dqkv: Views,
     softmax: _Softmax,
     layout: int,
-) -> None:
-    """Fill the native dq, dk, dv."""
+) -> tuple[Any, ...]:
+    """Fill the native dq, dk, dv; return the softmax's `new_gradient`."""
     seen = softmax.seen
-    dropout, rng_state = softmax.dropout_arguments(rt)
+    (dropout, rng_state), doffset = softmax.dropout_arguments(rt), softmax.new_gradient(rt)
     rt.te.attention_bwd(
         *qkv,
         heads.q_view(rt, out),
@@ -284,8 +303,9 @@ def _attend_backward(
         rng_state,
         seen.cu_seqlens(rt),
         *seen.bias_and_gradient(rt),
-        *seen.behind(2),
+        *softmax.last_arguments(rt, 2, *doffset),
     )
+    return doffset
 
 
 class RotationSettings(NamedTuple):
@@ -456,11 +476,13 @@ class _DotProductAttention(PyLayer):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        offset: Tensor | None,
         softmax: _Softmax,
         heads: _Heads,
         train: bool,
         quantizers: AttentionQuantizers | None,
     ) -> Tensor:
+        """offset: the softmax's, here for its gradient."""
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
         memory = rt.empty(list(heads.stats), paddle.float32)
@@ -480,10 +502,11 @@ class _DotProductAttention(PyLayer):
         (q, k, v, _memory, views, out, stats, softmax, heads, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
-        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, softmax, heads.separate)
+        doffset = _attend_backward(rt, heads, views, out, stats, dense(dout), grads, softmax, heads.separate)
         _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
-        return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
+        found = tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
+        return found if softmax.offset is None else (*found, softmax.wanted(doffset))
 
 
 class AttentionSettings(NamedTuple):
@@ -543,6 +566,7 @@ def rotary_attention_forward(
     rng_state: Placeholder | None,
     q_weight: Placeholder | None,
     k_weight: Placeholder | None,
+    softmax_offset: Placeholder | None,
     quantizers: Sequence[RecordedQuantizers],
     train: bool,
     settings: AttentionSettings,
@@ -551,11 +575,14 @@ def rotary_attention_forward(
     """Return (out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
     cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
+    softmax_offset: float32, or None.
     quantizers: attention's three, or none. settings: AttentionSettings. tp: of norms over all heads, or None.
     """
     scale, causal, window, dropout, _ = settings.scores  # `check_attention` refuses a soft cap
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
-    softmax = _Softmax(scale, _Sequences.of(cu_seqlens, causal, window, heads.longest), dropout, rng_state)
+    seen = _Sequences.of(cu_seqlens, causal, window, heads.longest)
+    softmax = _Softmax(scale, seen, dropout, rng_state, softmax_offset)
+    _check_offset(heads, softmax_offset)
     _check_norms(heads, q_weight, k_weight, settings.rotation)
     rotation = _Rotation(freqs, q_weight, k_weight, settings.rotation, tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
@@ -587,9 +614,9 @@ def rotary_attention_forward(
 
 def rotary_attention_backward(
     rt: Recorder, saved: _SavedAttention, dout: Placeholder
-) -> tuple[Placeholder, None, None, None, Any, Any]:
-    """Return (dqkv, None for angles, documents and random state, the gradients of the norms' weights)."""
-    heads, attention = saved.heads, saved.in_16_bits
+) -> tuple[Placeholder, None, None, None, Any, Any, Any]:
+    """Return (dqkv, None for angles, documents and random state, the gradients of norms' weights and offset)."""
+    heads, attention, doffset = saved.heads, saved.in_16_bits, ()
     dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
     grads = heads.views(rt, buffer.data_ptr())
@@ -598,11 +625,11 @@ def rotary_attention_backward(
     else:
         assert attention is not None  # where the backward is not in fp8
         of_forward = attention.qkv, attention.out, attention.stats
-        _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
+        doffset = _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
     of_weights = None, None
     if not saved.rotation.stays(heads):
         of_weights = saved.rotation.backward(rt, heads, _addresses(heads, grads), saved.qkv, dqkv)
-    return dqkv, None, None, None, *of_weights
+    return dqkv, None, None, None, *of_weights, saved.softmax.wanted(doffset)
 
 
 def _addresses(heads: _Heads, views: Views) -> Target:
@@ -615,7 +642,7 @@ def _rotary_attention_backward(
     rt: Recorder, saved: _SavedAttention, dout: Placeholder
 ) -> tuple[Placeholder | None, ...]:
     dqkv, *others = rotary_attention_backward(rt, saved, dout)
-    return None if saved.qkv.stop_gradient else dqkv, *others  # the norms' weights may want gradients then
+    return None if saved.qkv.stop_gradient else dqkv, *others  # norms' weights and offset may want gradients then
 
 
 _ROTARY_ATTENTION = Op(_rotary_attention_forward, _rotary_attention_backward)
@@ -702,18 +729,30 @@ def _check_norms(heads: _Heads, q_weight: Memory | None, k_weight: Memory | None
             check_tensor(name, weight, [size], heads.dtype)
 
 
+def _check_offset(heads: _Heads, softmax_offset: Memory | None) -> None:
+    """Raise TypeError or ValueError for one that does not fit; None for none."""
+    if softmax_offset is not None:
+        check_tensor("softmax_offset", softmax_offset, [heads.q[-2]], paddle.float32)
+
+
+def in_float32(softmax_offset: Tensor | None) -> Tensor | None:
+    """Return what cuDNN takes."""
+    return None if softmax_offset is None else softmax_offset.astype("float32")
+
+
 def rotary_attention(
     qkv: Tensor,
     freqs: Tensor | None,
     heads: Heads,
     scores: Scores,
     *,
+    softmax_offset: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     quantizers: AttentionQuantizers | None = None,
 ) -> Tensor:
     """dot_product_attention(*rotary_qkv(qkv, …), …) without q, k and v in between."""
     weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
-    tensors = qkv, freqs, cu_seqlens, draw_rng_state(scores.dropout), *weights
+    tensors = qkv, freqs, cu_seqlens, draw_rng_state(scores.dropout), *weights, in_float32(softmax_offset)
     settings = AttentionSettings.of(heads, scores, quantizers)
     tp = heads.qk_norm and heads.qk_norm.ranks
     return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or (), tp=tp)
@@ -725,6 +764,7 @@ def dot_product_attention(
     v: Tensor,
     scores: Scores,
     *,
+    softmax_offset: Tensor | None = None,
     attention_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     quantizers: AttentionQuantizers | None = None,
@@ -750,9 +790,13 @@ def dot_product_attention(
         seen = _Bias(_additive(attention_mask, s, keys, padding, q.dtype, causal, window))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
-    layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
-    softmax = _Softmax(scale, seen, dropout, draw_rng_state(dropout))
-    return layer.apply(dense(q), dense(k), dense(v), softmax, heads, needs_grad(q, k, v), quantizers)
+    offset = in_float32(softmax_offset)
+    _check_offset(heads, offset)
+    softmax, of_heads = _Softmax(scale, seen, dropout, draw_rng_state(dropout), offset), (dense(q), dense(k), dense(v))
+    if has_fp8_backward(quantizers):
+        return _Float8DotProductAttention.apply(*of_heads, softmax, heads, needs_grad(q, k, v), quantizers)
+    wanted = needs_grad(*of_heads, *([] if offset is None else [offset]))
+    return _DotProductAttention.apply(*of_heads, offset, softmax, heads, wanted, quantizers)
 
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
@@ -818,10 +862,12 @@ def _additive_of(mask: Tensor, padding: int, dtype: Any, window: int) -> Tensor:
     return dense(scores)
 
 
-def check_attention(head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0) -> None:
+def check_attention(
+    head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0, softmax_type: str = "vanilla"
+) -> None:
     """Raises ValueError where cuDNN has no attention in 16 bits as it is called here.
 
-    window, dropout, softcap: as `ops` has them. masked: with an additive mask, as with a cache.
+    window, dropout, softcap, softmax_type: as `ops` has them. masked: with an additive mask, as with a cache.
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, for training.
     """
     if softcap:
@@ -829,6 +875,8 @@ def check_attention(head_dim: int, window: int, masked: bool, dropout: float, so
             f"backend transformer_engine: attn_logit_softcapping={softcap}: its attention has no soft cap; use "
             "backend paddle"
         )
+    if softmax_type != "vanilla":
+        _check_softmax(softmax_type, CUDNN_OFFSET, "")
     capability = runtime.current().stream.capability
     after_hopper = capability >= (10, 0)
     greatest = 256 if capability == (9, 0) else 128
@@ -850,7 +898,22 @@ def check_attention(head_dim: int, window: int, masked: bool, dropout: float, so
             )
 
 
-def check_packed_attention() -> None:
+def _check_softmax(softmax_type: str, needed: tuple[int, int], what: str) -> None:
+    """Raise ValueError where cuDNN has no softmax of a type, by utils.py of TE's PyTorch side and its C++ file."""
+    if deterministic():
+        raise ValueError(
+            f"backend transformer_engine: softmax_type={softmax_type!r} with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0: the "
+            "gradient of cuDNN's softmax offset is not deterministic; leave the variable out"
+        )
+    if (present := cudnn_version()) < needed:
+        raise ValueError(
+            "backend transformer_engine: softmax_type={!r}{} needs cuDNN {}.{}, not {}.{}; update it".format(
+                softmax_type, what, *needed, *present
+            )
+        )
+
+
+def check_packed_attention(softmax_type: str = "vanilla") -> None:
     """Raises ValueError where cuDNN has no attention over documents (TE's THD layouts) as it is called here.
 
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp; on compute capability 12 TE lays out the
@@ -862,3 +925,5 @@ def check_packed_attention() -> None:
             "backend transformer_engine: attention over packed documents needs a GPU of compute capability 9.0 to 11, "
             "not {}.{}".format(*capability)
         )
+    if softmax_type != "vanilla":
+        _check_softmax(softmax_type, CUDNN_PACKED_OFFSET, " over packed documents")

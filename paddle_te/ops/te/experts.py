@@ -19,7 +19,7 @@ from paddle_te.native import BackendUnavailable, choice, experts
 from paddle_te.native.errors import Problem
 from paddle_te.native.experts import Rows
 from paddle_te.native.library import cublas_version
-from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
 from paddle_te.ops.interface import QuantizersOfTwo
 from paddle_te.ops.moe import ExpertWeights
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice, runtime
@@ -242,7 +242,7 @@ class _Placed(NamedTuple):
 
     def columns(self, hidden: Matrix) -> int:
         """Return those of the activation of fc1's output."""
-        return hidden.shape[1] // FC1_WIDTHS[self.function]
+        return hidden.shape[1] // EXPERTS_FC1_WIDTHS[self.function]
 
     def casts_in_passing(self, hidden: Matrix, quantizer: RecordedQuantizer | None) -> bool:
         """Say whether one kernel computes the activation of `hidden`, or its gradient, and casts it."""
@@ -300,7 +300,7 @@ def _check(inputs: OpInputs, activation: str) -> tuple[int, int]:
     """Return (columns of fc1's output, of fc2's input)."""
     x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors[:_LOW_RANK]
     (tokens, hidden), count, ffn = x.shape, fc1.shape[0], fc2.shape[2]
-    fc1_rows = FC1_WIDTHS[activation] * ffn
+    fc1_rows = EXPERTS_FC1_WIDTHS[activation] * ffn
     check_tensor("probs", probs, [tokens, count], paddle.float32)
     if residual is not None:
         check_tensor("residual", residual, x.shape, x.dtype)

@@ -14,7 +14,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.native import addition
-from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 from paddle_te.ops.routing import balance_loss as of_shares
 from paddle_te.ops.routing import limit_experts, shares_of
@@ -94,7 +94,7 @@ def _scaled_forward(rt: Recorder, inputs: OpInputs, activation: str) -> tuple[Pl
     x, scales = inputs.tensors
     code, (rows, columns) = dtype_code("x", x), x.shape
     check_tensor("scales", scales, [rows], paddle.float32)
-    hidden, act = rt.matrix(x, code), rt.empty([rows, columns // FC1_WIDTHS[activation]], x.dtype)
+    hidden, act = rt.matrix(x, code), rt.empty([rows, columns // EXPERTS_FC1_WIDTHS[activation]], x.dtype)
     ACTIVATIONS[activation].activate(rt, hidden, scales.data_ptr(), rt.matrix(act, code), code)
     return act, _SavedScaled(x, hidden, scales, activation, code)
 

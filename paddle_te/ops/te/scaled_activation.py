@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from paddle_te.native import experts
+from paddle_te.ops.activations import CLAMP
 from paddle_te.ops.te.recording import Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix
 
@@ -22,20 +23,22 @@ class ScaledActivation(Protocol):
 
 
 class _Library(NamedTuple):
-    """Transformer Engine's functions, by their names."""
+    """Transformer Engine's functions, by their names. numbers: what both take besides."""
 
     forward: str
     backward: str
+    numbers: tuple[float, ...] = ()
 
     def activate(self, rt: Recorder, hidden: Matrix, of_rows: int, act: Matrix, code: int) -> None:
         scales = rt.tensor(of_rows, (hidden.shape[0],), FLOAT32)
-        getattr(rt.te, self.forward)(hidden.native, scales, act.native, rt.stream)
+        getattr(rt.te, self.forward)(hidden.native, scales, act.native, *self.numbers, rt.stream)
 
     def gradient(
         self, rt: Recorder, dact: Matrix, hidden: Matrix, of_rows: int, dhidden: Matrix, dof_rows: int, code: int
     ) -> None:
         scales, dscales = (rt.tensor(address, (hidden.shape[0],), FLOAT32) for address in (of_rows, dof_rows))
-        getattr(rt.te, self.backward)(dact.native, hidden.native, scales, dhidden.native, dscales, rt.stream)
+        given = dact.native, hidden.native, scales, dhidden.native, dscales
+        getattr(rt.te, self.backward)(*given, *self.numbers, rt.stream)
 
 
 class _Gelu:
@@ -52,4 +55,8 @@ class _Gelu:
         experts.scaled_dgelu(rt.te, rt.stream, *places, *hidden.shape, code)
 
 
-ACTIVATIONS: dict[str, ScaledActivation] = {"swiglu": _Library("scaled_swiglu", "scaled_dswiglu"), "gelu": _Gelu()}
+ACTIVATIONS: dict[str, ScaledActivation] = {
+    "swiglu": _Library("scaled_swiglu", "scaled_dswiglu"),
+    "clamped_swiglu": _Library("scaled_clamped_swiglu", "scaled_clamped_dswiglu", CLAMP),
+    "gelu": _Gelu(),
+}

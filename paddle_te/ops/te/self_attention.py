@@ -11,7 +11,12 @@ from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers, QuantizersOfTwo, Ranks
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd
-from paddle_te.ops.te.attention import AttentionSettings, rotary_attention_backward, rotary_attention_forward
+from paddle_te.ops.te.attention import (
+    AttentionSettings,
+    in_float32,
+    rotary_attention_backward,
+    rotary_attention_forward,
+)
 from paddle_te.ops.te.gemm import drop_data
 from paddle_te.ops.te.linear import (
     Wanted,
@@ -45,7 +50,8 @@ class _Saved:
 
 
 def _forward(rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings) -> tuple[Placeholder, _Saved]:
-    x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *norms = inputs.tensors
+    x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *others = inputs.tensors
+    q_weight, k_weight, softmax_offset = others
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
     before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
@@ -55,12 +61,11 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings) ->
     (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *given, copies=True)
     if train:
         drop_data(rt, w_qkv)
-    frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *norms)])
+    frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others)])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
-    q_weight, k_weight = norms
     in_fp8 = [quantizers for quantizers in of_attention if quantizers]
-    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, in_fp8
+    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, softmax_offset, in_fp8
     context, saved_attention = rotary_attention_forward(rt, *of_heads, train and not frozen, settings.attention, tp)
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
@@ -75,9 +80,9 @@ def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Wanted, ...
     dcontext, dproj_weight, dproj_bias, _ = linear_backward(rt, saved.proj, dy)
     of_proj = None, dproj_weight, dproj_bias, None
     if saved.frozen or dcontext is None:
-        return *[None] * 5, *of_proj, None, None
-    dqkv, *_, dq_weight, dk_weight = rotary_attention_backward(rt, saved.attention, dcontext)
-    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj, dq_weight, dk_weight
+        return *[None] * 5, *of_proj, None, None, None
+    dqkv, _, _, _, *of_others = rotary_attention_backward(rt, saved.attention, dcontext)
+    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj, *of_others
 
 
 _SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))
@@ -94,6 +99,7 @@ def self_attention(
     *,
     qkv_bias: Tensor | None = None,
     proj_bias: Tensor | None = None,
+    softmax_offset: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     max_sequence_length: int | None = None,
     tp: Ranks | None = None,
@@ -103,11 +109,11 @@ def self_attention(
 ) -> Tensor:
     """linear(rotary_attention(layernorm_linear(x))) + x: see `ops.interface`."""
     sequence, qk_norm = max_sequence_length if x.ndim == 2 else None, heads.qk_norm
-    weights = (None, None) if qk_norm is None else qk_norm[:2]
+    others = *((None, None) if qk_norm is None else qk_norm[:2]), in_float32(softmax_offset)
     attention = AttentionSettings.of(heads, scores, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
-        (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *weights),
+        (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *others),
         SelfAttentionSettings(NormSettings.of(norm), sequence, attention),
         quantizers=(*quantizers, *(attention_quantizers or ())),
         tp=tp,

@@ -88,6 +88,7 @@ CONFIGS = {
     "one_expert": dict(moe_router_topk=1, moe_router_pre_softmax=True),
     "all_experts": dict(moe_router_topk=EXPERTS),
     "bias_gelu": dict(activation="gelu", bias=True),
+    "clamped": dict(activation="clamped_swiglu", bias=True, moe_router_bias=True, moe_router_topk=4),
     "capacity": dict(moe_expert_capacity_factor=0.8),
     "capacity_position": dict(moe_expert_capacity_factor=0.8, moe_token_drop_policy="position"),
     "capacity_bias": dict(moe_router_topk=3, moe_expert_capacity_factor=1.0, bias=True),
@@ -307,6 +308,9 @@ WRONG = {
     "2 groups of 2 experts": dict(moe_router_num_groups=4, moe_router_group_topk=2, moe_router_topk=6),
     "moe_expert_capacity_factor=0": dict(moe_expert_capacity_factor=0),
     "moe_shared_expert_gate needs": dict(moe_shared_expert_gate=True),
+    "activation='clamped_swiglu' with moe_shared_expert_intermediate_size": dict(
+        activation="clamped_swiglu", moe_shared_expert_intermediate_size=5
+    ),
     "the gate multiplies": dict(moe_shared_expert_gate=True, moe_shared_expert_intermediate_size=5, bias=True),
     "hidden_dropout=1": dict(hidden_dropout=1),
 }

@@ -279,6 +279,14 @@ EXPORT void nvte_group_quantize(T input, T output, void* config, T stream) {
 EXPORT void nvte_scaled_swiglu(T a, T b, T c, int64_t interleave, T stream) {
   record("nvte_scaled_swiglu", a, b, c, int(interleave), number(stream));
 }
+EXPORT void nvte_scaled_clamped_swiglu(T a, T b, T c, float limit, float alpha, float offset, int64_t interleave,
+                                       T stream) {
+  record("nvte_scaled_clamped_swiglu", a, b, c, limit, alpha, offset, int(interleave), number(stream));
+}
+EXPORT void nvte_scaled_clamped_dswiglu(T a, T b, T c, T d, T e, float limit, float alpha, float offset,
+                                        int64_t interleave, T stream) {
+  record("nvte_scaled_clamped_dswiglu", a, b, c, d, e, limit, alpha, offset, int(interleave), number(stream));
+}
 EXPORT void nvte_scaled_dswiglu(T a, T b, T c, T d, T e, int64_t interleave, T stream) {
   record("nvte_scaled_dswiglu", a, b, c, d, e, int(interleave), number(stream));
 }

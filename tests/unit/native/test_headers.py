@@ -104,6 +104,8 @@ CONSTANTS = [
     ("kPaddingCausalMask", "NVTE_PADDING_CAUSAL_MASK"),
     ("kNoBias", "NVTE_NO_BIAS"),
     ("kPostScaleBias", "NVTE_POST_SCALE_BIAS"),
+    ("kVanillaSoftmax", "NVTE_VANILLA_SOFTMAX"),
+    ("kLearnableSoftmax", "NVTE_LEARNABLE_SOFTMAX"),
     ("kMultiProcessorCount", "cudaDevAttrMultiProcessorCount"),
     ("kComputeCapabilityMajor", "cudaDevAttrComputeCapabilityMajor"),
     ("kComputeCapabilityMinor", "cudaDevAttrComputeCapabilityMinor"),

@@ -399,6 +399,37 @@ def test_attention_bias(fake, make):
         fake.te.attention_bwd(q, q, q, out, out, stats, q, q, q, 0.25, layout, Mask.NONE, fake.stream, bias=bias)
 
 
+def test_attention_with_a_softmax_offset(fake, make):
+    """In its own place forward, behind the bias among the auxiliary tensors, with room for its gradient."""
+    big, rows, plain = (2, 6, 4, 16), (2, 4, 6, 1), (QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL)
+    (q, _), (out, _), (stats, shown_stats) = make(*big), make(*big), make(*rows, dtype=F32)
+    (offset, shown), (gradient, shown_gradient) = make(4, dtype=F32), make(4, dtype=F32)
+    fake.te.attention_fwd(q, q, q, out, stats, 0.25, *plain, True, fake.stream, window=3, softmax_offset=offset)
+    query, (_, params) = fake.calls()
+    assert query == ["nvte_fused_attn_fwd_v2 query"]
+    assert (params["4"], params["7"], params["20"], params["23"]) == (shown, [shown_stats, {}, shown], 3, 2)
+    given = q, q, q, out, out, stats, q, q, q, 0.25, *plain, fake.stream
+    fake.te.attention_bwd(*given, softmax_offset=offset, dsoftmax_offset=gradient)
+    params = fake.calls()[-1][1]
+    assert (params["7"], params["12"], params["24"]) == ([shown_stats, {}, shown], shown_gradient, 2)
+    fake.te.attention_fwd(q, q, q, out, stats, 0.25, *plain, True, fake.stream, window=3)
+    assert fake.calls()[0] == ["nvte_fused_attn_fwd_v2 query"]  # another plan, with another workspace
+    for wrong in (None, make(3, dtype=F32)[0], make(4)[0]):
+        with pytest.raises(TransformerEngineError, match="needs dsoftmax_offset, of its shape and dtype"):
+            fake.te.attention_bwd(*given, softmax_offset=offset, dsoftmax_offset=wrong)
+
+
+def test_a_clamped_activation_times_a_number_for_each_row(fake, make):
+    (x, sx), (y, sy), (dy, sdy), (dx, sdx) = make(6, 32), make(6, 16), make(6, 16), make(6, 32)
+    (scales, ss), (dscales, sds) = make(6, dtype=F32), make(6, dtype=F32)
+    fake.te.scaled_clamped_swiglu(x, scales, y, 7.0, 1.75, 1.0, fake.stream)
+    fake.te.scaled_clamped_dswiglu(dy, x, scales, dx, dscales, 7.0, 1.75, 1.0, fake.stream)
+    assert fake.calls() == [
+        ["nvte_scaled_clamped_swiglu", sx, ss, sy, 7.0, 1.75, 1.0, 0, STREAM],
+        ["nvte_scaled_clamped_dswiglu", sdy, sx, ss, sdx, sds, 7.0, 1.75, 1.0, 0, STREAM],
+    ]
+
+
 def factors(address, fp8_dtype=E4M3, shape=(0,), data=0):
     """(arguments of a Tensor, what the fake shows of it), with scale, amax and scale_inv."""
     arguments = data, shape, fp8_dtype, 0, address, address + 4, address + 16
@@ -504,6 +535,8 @@ def test_attention_refusals(fake, make):
         (dict(layout=QKVLayout.THD_THD_THD), r"with a layout of THD \[tokens, h, d\]"),
         (tokens, "a layout of THD needs a padding mask"),
         (dict(tokens, mask=Mask.PADDING_CAUSAL), "needs cu_seqlens"),
+        (dict(softmax_offset=make(3, dtype=F32)[0]), r"softmax_offset must be float32 \[heads of q\]"),
+        (dict(softmax_offset=make(4)[0]), r"softmax_offset must be float32 \[heads of q\]"),
         (dict(bias=make(2, 1, 6, 5)[0]), "bias must be"),
         (dict(bias=make(2, 1, 6, 6, dtype=F32)[0]), "bias must have q's dtype"),
     ]:
