@@ -71,6 +71,16 @@ MODELS = {
         rope_scaling=LONG,
         tie_word_embeddings=True,
     ),
+    "gpt_oss": dict(
+        model_type="gpt_oss",
+        head_dim=32,
+        intermediate_size=32,
+        sliding_window=8,
+        num_local_experts=6,
+        num_experts_per_tok=4,
+        rope_theta=150000.0,
+        rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
+    ),
     "gemma2": dict(model_type="gemma2", attn_logit_softcapping=4.0, final_logit_softcapping=3.0) | GEMMA,
     "gemma3": dict(
         model_type="gemma3_text",
@@ -93,6 +103,8 @@ def weight(model, name, shape, seed):
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
     if ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
         return ("gemma" not in model or "post" in name) + 0.1 * values  # Gemma multiplies by 1 + weight
+    if "sinks" in name or name.endswith("gate_up_proj"):  # sinks that count; few numbers where the clamp is not smooth
+        return (1.0 if "sinks" in name else 0.3) * values
     scaled = "gemma" in model and "embed" in name  # else a token would say itself again
     return (0.05 if scaled else 0.15) * values
 

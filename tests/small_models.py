@@ -9,6 +9,7 @@ from paddle_te.configs.families import (
     GLAM,
     GLM4,
     GPT,
+    GPT_OSS,
     GRANITE,
     GRANITE_MOE,
     MISTRAL,
@@ -32,7 +33,7 @@ VOCABULARY = TINY["vocab_size"]
 TE_FAMILIES = tuple(name for name in FAMILIES if name != GRANITE.model_type)
 # Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
 # token's output makes a step.
-MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM))
+MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS))
 MULTIPLIED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.125, logits_scaling=2.0)
 # Those whose models compute in fp8 here: of mixtures Qwen's with a shared expert, and GLaM with biases and GELU.
 FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("qwen2_moe", "glam"))
@@ -55,6 +56,7 @@ OWN = {
     OLMOE.model_type: dict(num_experts=8, num_experts_per_tok=2),
     GRANITE_MOE.model_type: MULTIPLIED | dict(num_local_experts=8),
     GLAM.model_type: dict(num_experts=8, num_key_value_heads=None),
+    GPT_OSS.model_type: dict(sliding_window=20, num_local_experts=8, router_aux_loss_coef=0.0),
     GPT.model_type: GPTS,
 }
 

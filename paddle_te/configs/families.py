@@ -26,6 +26,8 @@ class Family:
     hf_model_type, hf_architecture: transformers' words, where they are not PaddleNLP's.
     window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all. Where
     config.json has a sliding_window_pattern, every so manieth layer sees all.
+    sinks: AttentionSpec's. router_bias: ExpertsSpec's. activation: the MLP's, where config.json's words do not tell it.
+    aux_loss: config.json's router_aux_loss_coef counts; gpt-oss's, 0.9, is one that nobody trains with.
     zero_centered: norms multiply by 1 + weight. scaled: embedded tokens are multiplied by √hidden_size.
     part_of: the model_type of folders whose `text_config` says all this, beside what sees pictures.
     in_transformers: transformers has models of it, in whose folders its weights may be.
@@ -45,6 +47,10 @@ class Family:
     hf_model_type: str | None = None
     hf_architecture: str | None = None
     window: bool = False
+    sinks: bool = False
+    router_bias: bool = False
+    activation: str | None = None
+    aux_loss: bool = True
     zero_centered: bool = False
     scaled: bool = False
     part_of: str | None = None
@@ -60,7 +66,7 @@ class Family:
         if part.endswith("norm"):
             return self.normalization == "LayerNorm"
         if part in ("router", "shared_expert_gate"):
-            return False
+            return part == "router" and self.router_bias
         return self.biases == "all" or self.biases == "qkv" and part in ("q", "k", "v")
 
 
@@ -77,6 +83,17 @@ QWEN3_MOE = Family("qwen3_moe", "Qwen3Moe", qk_norm="head", names="experts")
 OLMOE = Family("olmoe", "Olmoe", qk_norm="all", names="experts")
 GRANITE = Family("granite", "Granite")
 GRANITE_MOE = Family("granitemoe", "GraniteMoe", names="granitemoe")
+GPT_OSS = Family(
+    "gpt_oss",
+    "GptOss",
+    biases="all",
+    names="gpt_oss",
+    window=True,
+    sinks=True,
+    router_bias=True,
+    activation="clamped_swiglu",
+    aux_loss=False,
+)
 _GEMMA: Any = dict(names="gemma", norms="both", window=True, zero_centered=True, scaled=True)
 GEMMA2 = Family("gemma2", "Gemma2", **_GEMMA)
 GEMMA3 = Family("gemma3_text", "Gemma3", qk_norm="head", part_of="gemma3", **_GEMMA)
@@ -104,7 +121,7 @@ GLAM = Family(
     in_transformers=False,
 )
 _DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, GRANITE, MISTRAL, GPT)
-_ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM)
+_ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS)
 FAMILIES = {family.model_type: family for family in _ALL}
 
 

@@ -35,10 +35,9 @@ _NEEDED = {
 }
 _NO_FORMULA = (
     "rope_theta",
-    "truncate",
     "finetuned",
     "attn_factor",
-)  # and true is what truncate means where it is left out
+)
 _RAMPS = (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow"))
 _PADDLENLP = {"linear": "linear", "ntk": "ntk", "dynamic": "dynamic_ntk"}  # kind: rope_scaling_type
 
@@ -80,6 +79,8 @@ def _turns_parts(model_type: str | None) -> bool:
 
 def _scaling(word: str, said: Mapping[str, Any], get: Callable[..., Any]) -> dict[str, Any] | None:
     scaling = {name: value for name, value in said.items() if value is not None and name not in _NO_FORMULA}
+    if scaling.get("truncate", False):  # what it means where it is left out
+        del scaling["truncate"]
     kind = scaling.pop("type", "default")
     kind = scaling.pop("rope_type", kind)
     if scaling.pop("partial_rotary_factor", 1.0) != 1.0 and not _turns_parts(get("model_type")):

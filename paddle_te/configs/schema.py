@@ -97,7 +97,7 @@ class Scaling:
     short_factor: list[float] | None = field(default=None, metadata={"bounds": _FACTOR})
     long_factor: list[float] | None = field(default=None, metadata={"bounds": _FACTOR})
     partial_rotary_factor: float | None = field(default=None, metadata={"bounds": Bounds(above=0, most=1)})
-    truncate: bool | None = field(default=None, metadata={"bounds": Bounds(among=(True,))})
+    truncate: bool | None = None  # yarn's ramp begins and ends at whole pairs; null means true
     finetuned: bool | None = None  # says how the weights came to be
     # vLLM's: it multiplies yarn's own factor. transformers leaves it out, and so do the layers here.
     attn_factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
@@ -424,6 +424,56 @@ class Mixtral(WithExperts, Rotary):
     router_jitter_noise: float = switch("noise of what the router sees in training", (0.0,))
 
 
+@dataclass(frozen=True)
+class Quantization:
+    """quantization_config of weights that are stored in MXFP4, which are dequantized as they are read."""
+
+    quant_method: str = field(metadata={"bounds": Bounds(among=("mxfp4",))})
+    modules_to_not_convert: list[str] | None = None
+    dequantize: bool | None = None
+
+
+@record
+class GptOss(WithExperts, Rotary):
+    """config.json of model_type gpt_oss, whose intermediate_size is the width of an expert."""
+
+    vocab_size: int = count("rows of the embedding and of the head", VOCABULARY, "tokens", 201088)
+    hidden_size: int = count("width of a token between the layers", WIDTH, "numbers", 2880)
+    intermediate_size: int = count("width of an expert", FEED_FORWARD, "numbers", 2880)
+    num_hidden_layers: int = count("decoder layers", LAYERS, "layers", 36)
+    num_attention_heads: int = count("heads of the queries", HEADS, "heads", 64)
+    num_key_value_heads: int | None = count("heads of the keys and values", HEADS, "heads", 8)
+    head_dim: int = count("width of a head, an even number", WIDTH, "numbers", 64)
+    rms_norm_eps: float = key("what a norm adds before the root", 1e-5, _FRACTION)
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 131072)
+    rope_theta: float = key("base of the rotary angles", 150000.0, _THETA, carried=False)
+    attention_bias: bool = switch("biases of attention's projections", (True,))
+    sliding_window: int | None = count("tokens that attention sees in every other layer", POSITIONS, "tokens", 128)
+    sliding_window_pattern: int = switch("every so manieth layer sees all tokens", (2,), theirs=())
+    layer_types: list[str] | None = key(
+        "the attention of each layer; null means by sliding_window_pattern",
+        None,
+        Bounds(among=("full_attention", "sliding_attention")),
+    )
+    num_local_experts: int = count("experts of a layer", EXPERTS, "experts", 128)
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 4)
+    router_aux_loss_coef: float = key(
+        "not read: training has no such loss unless --moe_aux_loss_coeff asks for it", 0.9, _COEFFICIENT
+    )
+    swiglu_limit: float = switch("where the activation's input is clamped", (7.0,))
+    experts_per_token: int | None = count(
+        "what OpenAI calls num_experts_per_tok", EXPERTS, "experts", None, written_by=TRANSFORMERS, carried=False
+    )
+    initial_context_length: int | None = count(
+        "the length of the first training", POSITIONS, "tokens", None, written_by=TRANSFORMERS, carried=False
+    )
+    quantization_config: Quantization | None = key(
+        "how the experts' weights are stored", None, written_by=TRANSFORMERS, carried=False
+    )
+    bos_token_id: int | None = key("the token that begins a text", None, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", None, _TOKEN, "token id")
+
+
 @record
 class GraniteMoe(WithExperts, Multiplied, Rotary):
     """config.json of model_type granitemoe, whose intermediate_size is the width of an expert."""
@@ -530,6 +580,7 @@ SCHEMAS: dict[str, type[Decoder]] = {
     "granite": Granite,
     "granitemoe": GraniteMoe,
     "glam": Glam,
+    "gpt_oss": GptOss,
 }
 
 

@@ -53,7 +53,8 @@ class AttentionSpec:
     weight that all heads share; "all" norms all heads together; None: neither. window: tokens that a token sees,
     itself included; None: all before it. qkv_bias, proj_bias: whether the projections to q, k and v, and the one after
     attention, have biases. scale: of the scores; None is 1 / √head_dim. softcap: c, of which they then become
-    c · tanh(scores / c); None: they stay. dropout: of attention's weights.
+    c · tanh(scores / c); None: they stay. dropout: of attention's weights. sinks: each head's softmax has a learnt
+    score beside those of the keys, which has no value.
     """
 
     heads: int
@@ -67,6 +68,7 @@ class AttentionSpec:
     scale: float | None = None
     softcap: float | None = None
     dropout: float = 0.0
+    sinks: bool = False
 
     @property
     def q_size(self) -> int:
@@ -102,10 +104,10 @@ class ExpertsSpec:
     experts: how many there are. topk: how many of them a token gets. ffn: width of one expert. activation, gated, bias:
     as DenseSpec's, of each expert. shared_ffn: width of an MLP that all tokens go through besides; None: there is none.
     shared_gate: its output is multiplied by the sigmoid of a learnt product with the token.
-    score: "softmax" or "sigmoid", of the router's logits. pre_softmax: a chosen expert's probability is that among all
-    experts; False: among those that are chosen. groups, group_topk: experts are chosen among those of the best groups.
-    scaling: multiplies the probabilities. expert_bias: experts are chosen by scores and a bias that follows their load.
-    aux_loss_coeff: of the loss that balances their load.
+    score: "softmax" or "sigmoid", of the router's logits. router_bias: these have one, learnt. pre_softmax: a chosen
+    expert's probability is that among all experts; False: among those that are chosen. groups, group_topk: experts are
+    chosen among those of the best groups. scaling: multiplies the probabilities. expert_bias: experts are chosen by
+    scores and a bias that follows their load. aux_loss_coeff: of the loss that balances their load.
     """
 
     experts: int
@@ -117,6 +119,7 @@ class ExpertsSpec:
     shared_ffn: int | None = None
     shared_gate: bool = False
     score: str = "softmax"
+    router_bias: bool = False
     pre_softmax: bool = False
     groups: int | None = None
     group_topk: int | None = None
@@ -278,6 +281,7 @@ def _attention(words: _Words, sliding: bool) -> AttentionSpec:
         scale=words("attention_multiplier") or scalar and scalar**-0.5,
         softcap=words("attn_logit_softcapping"),
         dropout=words("attention_probs_dropout_prob") or 0.0,
+        sinks=words.family.sinks,
     )
 
 
@@ -292,6 +296,8 @@ def _rotation(words: _Words, sliding: bool) -> RotationSpec:
 
 
 def _activation(words: _Words) -> str:
+    if words.family.activation:
+        return words.family.activation
     said = words("hidden_activation") or words("hidden_act")
     return _GATED.get(said, said) if words.family.gated else said
 
@@ -327,8 +333,9 @@ def _experts(words: _Words) -> ExpertsSpec:
         _activation(words),
         words.family.gated,
         words.family.biases == "all",
+        router_bias=words.family.has_bias("router"),
         shared_ffn=shared or None,
         shared_gate=bool(shared),  # Qwen2's, the only family here that has shared experts
         pre_softmax=normed is False,  # Mixtral has no such key, and takes the softmax of the chosen experts' logits
-        aux_loss_coeff=words("router_aux_loss_coef") or 0.0,
+        aux_loss_coeff=words.family.aux_loss and words("router_aux_loss_coef") or 0.0,
     )

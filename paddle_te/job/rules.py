@@ -540,6 +540,13 @@ LAYOUT_RULES = (
         f"x2 {PD} --sep_parallel_degree 2 --model_name_or_path mistral-7b-v0.1",
     ),
     Rule(
+        lambda job: job.model and job.sharing > 1 and job.model.layer.attention.sinks and f"{{{job.shared_by}}}",
+        "{found}: devices that share a sequence have no attention with sinks, {model_name_or_path:value} has",
+        "it must be 1",
+        f"x2 {PD} --sep_parallel_degree 2 --model_name_or_path gpt-oss-20b",
+        f"x2 {PD} --tensor_parallel_degree 2 --model_name_or_path gpt-oss-20b",
+    ),
+    Rule(
         lambda job: job.model and len(job.model.layers) % (job.pp * job.vp),
         "{pipeline_parallel_degree} x {virtual_pp_degree} must divide the {layers} layers of "
         "{model_name_or_path:value}",

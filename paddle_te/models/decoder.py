@@ -69,6 +69,7 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, optio
         softmax_scale=scale if in_part else scale * factor**2,
         rotary_factor=factor if in_part else 1.0,
         attn_logit_softcapping=attention.softcap or 0.0,
+        softmax_type="learnable" if attention.sinks else "vanilla",
         window_size=attention.window and (attention.window - 1, 0),  # config.json's counts a token itself, too
         attention_dropout=attention.dropout,
         add_qkv_bias=attention.qkv_bias,
@@ -99,6 +100,7 @@ def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any
         moe_router_topk=spec.topk,
         moe_router_score_function=spec.score,
         moe_router_pre_softmax=spec.pre_softmax,
+        moe_router_bias=spec.router_bias,
         moe_router_num_groups=spec.groups,
         moe_router_group_topk=spec.group_topk,
         moe_router_topk_scaling_factor=spec.scaling,

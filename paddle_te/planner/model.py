@@ -37,7 +37,9 @@ class Model:
     the last tokens only, how many. qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline
     model of it. spec: what it was made of, which has the weights' names.
     idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
-    has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts.
+    has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts. vectors: those of
+    a layer's sinks, and of its biases that neither qkv_bias nor bias tells of and a token goes through. sinks:
+    attention has some.
     """
 
     hidden: int
@@ -59,6 +61,8 @@ class Model:
     idle: float = 0.0
     copies: float = 1.0
     experts: float = 0.0
+    vectors: float = 0.0
+    sinks: bool = False
     spec: ModelSpec | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -77,7 +81,7 @@ class Model:
             spec.vocabulary,
             spec.tied,
             attention.qkv_bias,
-            feed_forward.bias,
+            feed_forward.bias and spec.norm.kind == "LayerNorm",
             feed_forward.gated,
             spec.positions if spec.learned_positions else 0,
             tuple(window for layer in spec.layers if (window := layer.attention.window)),
@@ -87,6 +91,8 @@ class Model:
             of_layers.idle,
             of_layers.copies,
             of_layers.experts,
+            _vectors(spec),
+            attention.sinks,
             spec,
         )
 
@@ -169,7 +175,7 @@ class Model:
         all_biases = self.qkv + self.fc1 + (3 + self.copies) * self.hidden  # fc2 of each expert has one
         of_heads = {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
         norms = (4 if self.norms == "both" else 2) * self.hidden + of_heads
-        return self.gemm_weights + norms + (all_biases if self.bias else self.qkv * self.qkv_bias)
+        return self.gemm_weights + norms + (all_biases if self.bias else self.qkv * self.qkv_bias) + self.vectors
 
     @cached_property
     def embedding(self) -> int:
@@ -213,6 +219,19 @@ def _of_layers(spec: ModelSpec) -> _Layers:
     count, row = len(spec.layers), (3 if spec.layer.feed_forward.gated else 2) * spec.hidden
     ffn = round(active / count)
     return _Layers(ffn, stored / count - row * ffn, copies / count, of_experts / count)
+
+
+def _vectors(spec: ModelSpec) -> float:
+    """Return Model's vectors, a mean over the layers; 0 for a model whose norms have biases, too."""
+    if spec.norm.kind == "LayerNorm":
+        return 0.0
+    found = 0
+    for layer in spec.layers:
+        attention, ff = layer.attention, layer.feed_forward
+        found += attention.heads * attention.sinks + spec.hidden * attention.proj_bias
+        topk, of_router = (ff.topk, ff.experts * ff.router_bias) if isinstance(ff, ExpertsSpec) else (1, 0)
+        found += topk * (ff.ffn * (2 if ff.gated else 1) + spec.hidden) * ff.bias + of_router
+    return found / len(spec.layers)
 
 
 def check_size(config: Any, source: str) -> None:

@@ -260,7 +260,7 @@ def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
         yield divided
         if one.script == FINETUNE:
             continue
-        if one.sequence >= LONG and not model.positions:
+        if one.sequence >= LONG and not model.positions and not model.sinks:
             yield from _shared_sequences(model, gpu, divided)
         for pp in range(2, one.world // tp + 1):
             if not model.pipeline or one.world % (tp * pp) or model.layers % pp:

@@ -25,7 +25,7 @@ _ROWS = {
 _WIDTH = ("hidden_size",)
 _EXPERTS = ("num_experts",)
 _OF_MLP = {False: ("gate", "up", "shared_gate", "shared_up"), True: ("down", "shared_down")}  # by columns
-_ROUTERS = ("router", "expert_bias")
+_ROUTERS = ("router", "router_bias", "expert_bias")
 # The keys of config.json that say whether the projections of a decoder layer's half have biases
 _BIAS_KEYS = {"attn": "attention_bias", "attention": "attention_bias", "mlp": "mlp_bias"}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from paddle_te.configs import ModelConfig
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
-from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights import mxfp4, pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
 from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
@@ -236,7 +236,7 @@ def _read_rank(folder: Path, suffix: str, rank: Rank) -> None:
         raise CheckpointError(f"{index_path}: missing; it says which tensor is in which of the shards")
     else:
         tensors = _FORMATS[suffix].read(rank.files[0])
-    rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
+    rank.tensors = {name: ref for name, ref in mxfp4.joined(tensors).items() if not _COMPUTED.fullmatch(name)}
 
 
 def _stack_experts(rank: Rank, layout: Layout, file_format: ModuleType) -> None:

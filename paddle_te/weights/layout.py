@@ -45,6 +45,7 @@ SPLIT_AXIS = {
     "v_bias": 0,
     "o": 1,
     "o_bias": None,
+    "sinks": 0,
     "q_norm": None,
     "k_norm": None,
     "all_q_norm": 0,
@@ -55,13 +56,16 @@ SPLIT_AXIS = {
     "mlp_norm_bias": None,
     "gate": 0,
     "up": 0,
+    "gate_bias": 0,
     "up_bias": 0,
     "down": 1,
     "down_bias": None,
     "router": None,
+    "router_bias": None,
     "expert_bias": None,
     "shared_gate": 0,
     "shared_up": 0,
+    "shared_gate_bias": 0,
     "shared_up_bias": 0,
     "shared_down": 1,
     "shared_down_bias": None,
@@ -84,6 +88,7 @@ class Slot:
     """One stored tensor, or one for each expert: its name (after the layer's prefix, if it is a layer's) and its parts.
 
     transposed: it is stored [in, out]. grouped: its rows go by kv head (queries, key, value) instead of part by part.
+    in_turn: they are the first of each part, then the second of each, and so on.
     experts: its parts are experts'. With EXPERT in the name each expert has such a tensor; else one tensor has those of
     all, stacked on a first axis.
     """
@@ -93,6 +98,7 @@ class Slot:
     transposed: bool = False
     grouped: bool = False
     experts: bool = False
+    in_turn: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -229,6 +235,7 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
     native = native_layout(tied=tied, family=family)
     attention, mlp, moe = "transformer.self_attention.", "transformer.layernorm_mlp.", "transformer.moe_layer."
     gate_up = _GATE_UP if family.gated else ("up",)
+    of_biases = _biases(gate_up)
     attention_slots = (
         Slot(f"{attention}layernorm_qkv.ln_weight", ("attention_norm",)),
         Slot(f"{attention}layernorm_qkv.ln_bias", ("attention_norm_bias",)),
@@ -238,6 +245,7 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
         Slot(f"{attention}k_norm.weight", ("k_norm",)),
         Slot(f"{attention}q_norm.weight", ("all_q_norm",)),
         Slot(f"{attention}k_norm.weight", ("all_k_norm",)),
+        Slot(f"{attention}core_attention.softmax_offset", ("sinks",)),
         Slot(f"{attention}proj.weight", ("o",)),
         Slot(f"{attention}proj.bias", ("o_bias",)),
         Slot(f"{attention}post_norm.weight", ("attention_post_norm",)),
@@ -246,7 +254,7 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
         Slot(f"{mlp}ln_weight", ("mlp_norm",)),
         Slot(f"{mlp}ln_bias", ("mlp_norm_bias",)),
         Slot(f"{mlp}fc1_weight", gate_up),
-        Slot(f"{mlp}fc1_bias", ("up_bias",)),
+        Slot(f"{mlp}fc1_bias", of_biases),
         Slot(f"{mlp}fc2_weight", ("down",)),
         Slot(f"{mlp}fc2_bias", ("down_bias",)),
         Slot(f"{mlp}post_norm.weight", ("mlp_post_norm",)),
@@ -255,13 +263,14 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
         Slot(f"{moe}ln_weight", ("mlp_norm",)),
         Slot(f"{moe}ln_bias", ("mlp_norm_bias",)),
         Slot(f"{moe}router.weight", ("router",)),
+        Slot(f"{moe}router.bias", ("router_bias",)),
         Slot(f"{moe}router.expert_bias", ("expert_bias",)),
         Slot(f"{moe}experts.fc1_weight", gate_up, experts=True),
-        Slot(f"{moe}experts.fc1_bias", ("up_bias",), experts=True),
+        Slot(f"{moe}experts.fc1_bias", of_biases, experts=True),
         Slot(f"{moe}experts.fc2_weight", ("down",), experts=True),
         Slot(f"{moe}experts.fc2_bias", ("down_bias",), experts=True),
         Slot(f"{moe}shared_experts.fc1_weight", tuple(f"shared_{part}" for part in gate_up)),
-        Slot(f"{moe}shared_experts.fc1_bias", ("shared_up_bias",)),
+        Slot(f"{moe}shared_experts.fc1_bias", tuple(f"shared_{part}" for part in of_biases)),
         Slot(f"{moe}shared_experts.fc2_weight", ("shared_down",)),
         Slot(f"{moe}shared_experts.fc2_bias", ("shared_down_bias",)),
         Slot(f"{moe}shared_experts.gate_weight", ("shared_expert_gate",)),
@@ -288,8 +297,21 @@ def _slots(family: Family, name: str, module: str, transposed: bool = False, gro
     transposed = transposed and not module.endswith("norm")
     slots = [Slot(f"{name}.weight", parts, transposed, grouped)]
     if family.has_bias(parts[0]):
-        slots.append(Slot(f"{name}.bias", tuple(f"{part}_bias" for part in parts), grouped=grouped))
+        slots.append(Slot(f"{name}.bias", _biases(parts), grouped=grouped))
     return slots
+
+
+def _biases(parts: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the parts' biases."""
+    return tuple(f"{part}_bias" for part in parts)
+
+
+def _of_all_experts(family: Family, name: str, module: str) -> list[Slot]:
+    """Return the weight and, where the family has it, the bias of a module that holds all experts (Names.stacked)."""
+    parts = FUSED.get(module, (module,))
+    weight = Slot(name, parts, transposed=True, in_turn=len(parts) > 1)
+    bias = Slot(f"{name}_bias", _biases(parts), in_turn=len(parts) > 1)
+    return [weight, bias] if family.has_bias(parts[0]) else [weight]
 
 
 def _layer(
@@ -306,6 +328,7 @@ def _layer(
         *(("attention_norm",) if before else ()),
         *qkv,
         *_QK_NORMS[family.qk_norm],
+        *(("sinks",) if family.sinks else ()),
         "o",
         *(("attention_post_norm",) if after else ()),
         *(("mlp_norm",) if before else ()),
@@ -314,7 +337,10 @@ def _layer(
         *(("mlp_post_norm",) if after else ()),
     )
     slots = [
-        _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv") for module in modules
+        [Slot(names.layer[module], (module,))]
+        if module == "sinks"  # a number a head, of no module
+        else _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv")
+        for module in modules
     ]
     return tuple(chain.from_iterable(slots))
 
@@ -333,8 +359,12 @@ def _sparse(family: Family, names: Names, layer: Iterable[Slot]) -> tuple[Slot, 
     for module, name in names.sparse.items():
         if module == "gate" and not family.gated:
             continue
-        made = _slots(family, name, module, names.transposed)
-        slots += [replace(slot, experts=module in (*_MLP, "gate_up")) for slot in made]
+        of_experts = module in (*_MLP, "gate_up")
+        if of_experts and names.stacked:
+            made = _of_all_experts(family, name, module)
+        else:
+            made = _slots(family, name, module, names.transposed)
+        slots += [replace(slot, experts=of_experts) for slot in made]
     return tuple(slots)
 
 
@@ -506,6 +536,7 @@ class Dims:
             "v_bias": (kv,),
             "all_q_norm": (q,),
             "all_k_norm": (kv,),
+            "sinks": (layer.attention.heads,),
             "q_norm": (d,),
             "k_norm": (d,),
             "o": (h, q),
@@ -518,10 +549,12 @@ class Dims:
 
     def _shapes_of_feed_forward(self, layer: LayerSpec) -> dict[str, Shape]:
         f, h = layer.feed_forward.ffn, self.spec.hidden
-        shapes: dict[str, Shape] = {"gate": (f, h), "up": (f, h), "up_bias": (f,), "down": (h, f)}
+        shapes: dict[str, Shape] = {"gate": (f, h), "up": (f, h), "gate_bias": (f,), "up_bias": (f,)}
+        shapes |= {"down": (h, f)}
         if isinstance(layer.feed_forward, ExpertsSpec):
             experts, shared = layer.feed_forward.experts, layer.feed_forward.shared_ffn or 0
-            shapes |= {"router": (experts, h), "expert_bias": (experts,), "shared_expert_gate": (1, h)}
+            shapes |= {"router": (experts, h), "router_bias": (experts,), "expert_bias": (experts,)}
+            shapes |= {"shared_expert_gate": (1, h), "shared_gate_bias": (shared,)}
             shapes |= {"shared_gate": (shared, h), "shared_up": (shared, h), "shared_up_bias": (shared,)}
             shapes |= {"shared_down": (h, shared)}
         return shapes
@@ -557,7 +590,7 @@ class Dims:
     def _divided(self, part: Part) -> tuple[int, str, bool]:
         """Return (what ranks divide of a Part, its key in config.json, whether they must be able to)."""
         attention, name = self._layer(part).attention, part.name.removesuffix("_bias")
-        if name in ("q", "o", "all_q_norm"):
+        if name in ("q", "o", "all_q_norm", "sinks"):
             return attention.heads, "num_attention_heads", True
         if name in ("k", "v", "all_k_norm"):
             return attention.groups, "num_key_value_heads", False
@@ -606,6 +639,8 @@ class Dims:
             return [tensor]
         if slot.grouped:
             return _ungrouped(tensor, attention)
+        if slot.in_turn:
+            return [tensor[first :: len(slot.parts)] for first in range(len(slot.parts))]
         shares = (attention.queries, 1, 1) if len(slot.parts) == 3 else (1, 1)
         unit = tensor.shape[0] // sum(shares)
         stops = [unit * stop for stop in accumulate(shares)]
@@ -617,14 +652,16 @@ class Dims:
         slot, tensors = place.slot, self._stack(place, parts)
         if slot.stacked:
             count = len(slot.parts)
-            each = [concat(tensors[start : start + count], 0) for start in range(0, len(tensors), count)]
+            join = _in_turn if slot.in_turn else lambda tensors: concat(tensors, 0)
+            each = [join(tensors[start : start + count]) for start in range(0, len(tensors), count)]
             return stack([tensor.T if slot.transposed else tensor for tensor in each])
         tensor = concat(tensors, 0)
         return tensor.T if slot.transposed else tensor
 
     def pieces(self, place: Place, parts: Mapping[Part, Matrix]) -> list[Matrix]:
         """Return the arrays whose bytes, one array's after the other's, are those of the tensor at a Place."""
-        return [self.put_together(place, parts)] if place.slot.transposed else self._stack(place, parts)
+        slot = place.slot
+        return [self.put_together(place, parts)] if slot.transposed or slot.in_turn else self._stack(place, parts)
 
     def _stack(self, place: Place, parts: Mapping[Part, Matrix]) -> list[Matrix]:
         """Return the tensors whose rows, one tensor's after the other's, are those of a Place before transposition."""
@@ -644,13 +681,18 @@ def _ungrouped(tensor: Matrix, attention: AttentionSpec) -> list[Matrix]:
     return [concat([tensor[group + start : group + stop] for group in groups], 0) for start, stop in pairwise(stops)]
 
 
-def stack(tensors: Sequence[Matrix]) -> Matrix:
-    """Return numpy arrays or Paddle tensors on a new first axis."""
+def _in_turn(tensors: Sequence[Matrix]) -> Matrix:
+    """Return one row of each tensor after the other; the inverse of every so manieth row."""
+    return stack(tensors, 1).reshape([-1, *tensors[0].shape[1:]])
+
+
+def stack(tensors: Sequence[Matrix], axis: int = 0) -> Matrix:
+    """Return numpy arrays or Paddle tensors on a new axis."""
     if isinstance(tensors[0], np.ndarray):
-        return np.stack(tensors)
+        return np.stack(tensors, axis)
     import paddle
 
-    return paddle.stack([*tensors])
+    return paddle.stack([*tensors], axis)
 
 
 def concat(tensors: Sequence[Matrix], axis: int) -> Matrix:

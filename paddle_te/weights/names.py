@@ -16,7 +16,8 @@ class Names:
     layer: {part of a decoder layer, or one of FUSED: its module}. sparse: the same of what a layer with experts has
     instead of an MLP, {expert} standing for an expert's number. layers: what stands before a layer's number. embed,
     norm, positions: the modules outside of the layers. base: what stands before all these names; None: the family's
-    model_type and ".". transposed: the GEMMs' weights are [in, out].
+    model_type and ".". transposed: the GEMMs' weights are [in, out]. stacked: all experts of a layer have one tensor,
+    [experts, in, out], which is called as the module, and its biases _bias more; gate's and up's numbers take turns.
     """
 
     layer: dict[str, str]
@@ -26,6 +27,7 @@ class Names:
     positions: str = "embed_positions"
     base: str | None = None
     transposed: bool = False
+    stacked: bool = False
     sparse: dict[str, str] = field(default_factory=dict)
 
 
@@ -38,6 +40,7 @@ _LLAMA = {
     "k_norm": "self_attn.k_norm",
     "all_q_norm": "self_attn.q_norm",
     "all_k_norm": "self_attn.k_norm",
+    "sinks": "self_attn.sinks",
     "o": "self_attn.o_proj",
     "attention_post_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -113,6 +116,16 @@ HF = {
             "router": "block_sparse_moe.router.layer",
             "gate_up": "block_sparse_moe.input_linear",
             "down": "block_sparse_moe.output_linear",
+        },
+    ),
+    "gpt_oss": Names(
+        _LLAMA,
+        base="model.",
+        stacked=True,
+        sparse={
+            "router": "mlp.router",
+            "gate_up": "mlp.experts.gate_up_proj",
+            "down": "mlp.experts.down_proj",
         },
     ),
     "gemma": Names(_LLAMA | {"mlp_norm": "pre_feedforward_layernorm"}, base="model."),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from paddle_te.weights.mxfp4 import BLOCKS, SCALES
 from paddle_te.weights.tensors import (
     STORAGE,
     Array,
@@ -43,10 +44,12 @@ def read(path: str | Path) -> dict[str, TensorRef]:
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
-        if entry["dtype"] not in _DTYPES:
-            raise CheckpointError(f"{path}: {name!r} has dtype {entry['dtype']}, not {', '.join(STORAGE)}")
+        dtype = "uint8" if entry["dtype"] == "U8" and name.endswith((BLOCKS, SCALES)) else _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            known = ", ".join(dict.fromkeys(_DTYPES.values()))
+            raise CheckpointError(f"{path}: {name!r} has dtype {entry['dtype']}, not {known}")
         begin = start + entry["data_offsets"][0]
-        tensors[name] = TensorRef(path, begin, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        tensors[name] = TensorRef(path, begin, dtype, tuple(entry["shape"]))
     return tensors
 
 

@@ -24,8 +24,9 @@ NUMBERS: dict[str, Dtype] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
-# What may stand in files: weights, remainders of master weights, and moments in 8 bits (training/compact_states.py)
-STORAGE: dict[str, Dtype] = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1")}
+# What may stand in files: weights, remainders of master weights, moments in 8 bits (training/compact_states.py), and
+# what weights in MXFP4 are made of (`mxfp4`)
+STORAGE: dict[str, Dtype] = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1"), "uint8": np.dtype("u1")}
 
 
 class CheckpointError(ValueError):

@@ -106,6 +106,8 @@ def test_dimensions_give_the_published_parameter_count(name, count):
         ("allenai/OLMoE-1B-7B-0924", 6_919_161_856),
         ("ibm-granite/granite-3.0-1b-a400m-base", 1_334_628_352),
         ("ibm-granite/granite-3.0-3b-a800m-base", 3_298_793_472),
+        ("openai/gpt-oss-20b", 20_914_757_184),
+        ("openai/gpt-oss-120b", 116_829_156_672),
     ],
 )
 def test_mixtures_of_experts_have_the_published_parameter_count(name, count):

@@ -127,7 +127,7 @@ def _form(kind: str, layout: Layout, title: str | None = None) -> Form:
 
 
 def _is_projection(slot: Slot) -> bool:
-    return SPLIT_AXIS[slot.parts[0]] is not None and not slot.parts[0].endswith(("_bias", "norm"))
+    return SPLIT_AXIS[slot.parts[0]] is not None and not slot.parts[0].endswith(("_bias", "norm", "sinks"))
 
 
 def _modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:

@@ -47,6 +47,7 @@ def refusal(content, backend="paddle"):
 
 
 ROTARY = ("llama", "qwen2", "mistral")
+PLAIN = [name for name in FAMILIES if name != "gpt_oss"]  # whose weights are never stored in MXFP4
 ODD = ["2", 2.0, True, None, [2], {"a": 2}, -1, 0, 10**12, 10**39]
 # (families, changes, what the line must say)
 WRONG = [
@@ -76,7 +77,11 @@ WRONG = [
     (ROTARY, {"rope_scaling": {"type": "linear", "factor": 2, "wrong": 3}}, "rope_scaling.wrong is not known"),
     (ROTARY, {"rope_scaling": {"type": "default", "partial_rotary_factor": 0.5}}, "rope_scaling: partial_rotary_f"),
     (ROTARY, {"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "rope_scaling.mrope_section is not known"),
-    (ROTARY, {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "rope_scaling.truncate=False"),
+    (
+        ROTARY,
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 0}},
+        "rope_scaling.truncate=0: it must be tr",
+    ),
     (ROTARY, {"rope_parameters": {"rope_theta": -5}}, "rope_parameters.rope_theta=-5: it must be a number above 0"),
     (
         ROTARY,
@@ -130,8 +135,10 @@ WRONG = [
     (FAMILIES, {"bos_token_id": 5000}, "bos_token_id=5000: it must be below vocab_size=128"),
     (FAMILIES, {"bos_token_id": -3}, "bos_token_id=-3: it must be a whole number from 0"),
     (FAMILIES, {"pad_token_id": -2}, "pad_token_id=-2: it must be a whole number from -1"),
-    (FAMILIES, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config=.*: it changes what"),
-    (FAMILIES, {"quantization_config": "fp8"}, "quantization_config='fp8': it changes what"),
+    (PLAIN, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config=.*: it changes what"),
+    (PLAIN, {"quantization_config": "fp8"}, "quantization_config='fp8': it changes what"),
+    (("gpt_oss",), {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method='gptq': it mu"),
+    (("gpt_oss",), {"swiglu_limit": 6.0}, "swiglu_limit=6.0: GptOss here has only 7.0"),
     (FAMILIES, {"pruned_heads": {"0": [1]}}, "pruned_heads=.*: it changes what"),
     (FAMILIES, {"is_encoder_decoder": True}, "is_encoder_decoder=True: it changes what"),
     (FAMILIES, {"init_class": "LlamaModel"}, "init_class='LlamaModel': it changes what"),
@@ -261,7 +268,7 @@ def test_files(tmp_path, content, message):
         read_file(path)
     assert time.perf_counter() - start < 2
     assert re.search(f"^{path} ?{message}", str(error.value)) and "\n" not in str(error.value)
-    assert len(str(error.value)) < len(str(path)) + 200
+    assert len(str(error.value)) < len(str(path)) + 250
 
 
 def test_nested_values_are_shown_in_short():

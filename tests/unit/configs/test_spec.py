@@ -43,6 +43,17 @@ def test_head_dim_is_read():
     assert (attention.head_dim, attention.q_size, attention.kv_size, attention.queries) == (16, 64, 64, 1)
 
 
+def test_gpt_oss():
+    """A window in every other layer, sinks and biases in all; its auxiliary loss is not read."""
+    sizes = dict(num_hidden_layers=4, num_local_experts=8, router_aux_loss_coef=0.9, sliding_window=32)
+    spec = spec_of(SMALL | sizes | dict(model_type="gpt_oss", max_position_embeddings=64))
+    assert [layer.attention.window for layer in spec.layers] == [32, None, 32, None]
+    attention, experts = spec.layer.attention, spec.experts
+    assert attention.sinks and attention.qkv_bias and attention.proj_bias and attention.rotation.theta == 150000
+    assert (experts.activation, experts.bias, experts.router_bias) == ("clamped_swiglu", True, True)
+    assert (experts.topk, experts.pre_softmax, experts.aux_loss_coeff) == (4, False, 0.0)
+
+
 def test_granites_factors():
     """A residual multiplier changes what goes through the layers and the eps of the norms that read it."""
     factors = dict(embedding_multiplier=12.0, residual_multiplier=0.5, attention_multiplier=0.1, logits_scaling=8.0)

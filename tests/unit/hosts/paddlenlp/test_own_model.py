@@ -18,7 +18,7 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.generation import left_padded
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_config, load_model
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config
-from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights import CheckpointError, convert, safetensors
 from paddle_te.weights.adapters.peft import convert_adapter
 from paddle_te.weights.layout import Dims, hf_layout
 from tests import model_cases
@@ -154,8 +154,8 @@ def test_of_a_model_that_sees_pictures_the_text_is_read(folder, tmp_path, caplog
 
 
 # weights that LoRA is not beside
-OTHERS = re.compile(r"embed_tokens|lm_head|norm|\.gate\.weight|shared_expert_gate|router")
-STACKED = ["granitemoe"]  # whose experts are one tensor, beside which PEFT has nothing
+OTHERS = re.compile(r"embed_tokens|lm_head|norm|\.gate\.weight|shared_expert_gate|router|bias")
+STACKED = ["granitemoe", "gpt_oss"]  # whose experts are one tensor, beside which PEFT has nothing
 
 
 def save_adapter(folder, output, targets, ids):
@@ -197,6 +197,49 @@ def test_lora_is_beside_the_weights_what_peft_adds_to_them(folder, tmp_path, nam
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert relative(load_model(folder, "paddle")(ids)[0].numpy(), want) < 1e-5
     assert len(factors) == 2 * sum(OTHERS.search(key) is None and weights[key].ndim == 2 for key in weights)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss"])
+def test_a_folder_in_mxfp4_is_that_of_its_numbers_in_bfloat16(folder, tmp_path):
+    """As OpenAI's folders are, over two shards; blocks and scales of a tensor may stand in different ones."""
+    rng, plain = np.random.default_rng(SEED), load_file(folder / "model.safetensors")
+    plain, packed = ({key: (value.view("<u4") >> 16).astype("<u2") for key, value in plain.items()} for _ in range(2))
+    for key in [key for key in plain if key.endswith("_proj") and ".experts." in key]:
+        experts, width, out = plain[key].shape
+        blocks = rng.integers(0, 256, (experts, out, width // 32, 16), dtype="u1")
+        scales = rng.integers(122, 126, blocks.shape[:-1], dtype="u1")
+        halves = np.stack([blocks & 15, blocks >> 4], -1).reshape(experts, out, width)  # the spec's table: e2m1
+        values = np.where(halves & 8, -1, 1) * np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[halves & 7]
+        values = np.ldexp(values, np.repeat(scales.astype("i4"), 32, -1).reshape(values.shape) - 127).astype("<f4")
+        plain[key] = np.ascontiguousarray((values.view("<u4") >> 16).astype("<u2").swapaxes(1, 2))
+        del packed[key]
+        packed |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+    said = json.loads((folder / "config.json").read_text()) | {"torch_dtype": "bfloat16"}
+    for name, tensors in ("plain", plain), ("packed", packed):
+        (tmp_path / name).mkdir()
+        shards = {"1": {}, "2": {}}
+        for key, value in tensors.items():
+            shards["2" if key.endswith("_scales") else "1"][key] = value
+        files = {f"model-0000{number}-of-00002.safetensors": of for number, of in shards.items() if of}
+        if name == "plain":
+            files = {"model.safetensors": shards["1"]}
+        for file, of in files.items():
+            save_file(of, tmp_path / name / file, {"format": "pt"})
+        index = {"metadata": {}, "weight_map": {key: file for file, of in files.items() for key in of}}
+        if len(files) > 1:
+            (tmp_path / name / "model.safetensors.index.json").write_text(json.dumps(index))
+            said["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+        (tmp_path / name / "config.json").write_text(json.dumps(said))
+    models = [load_model(tmp_path / each, "paddle") for each in ("plain", "packed")]
+    states = [model.state_dict() for model in models]
+    assert all((states[1][key] == value).all() for key, value in states[0].items())
+    convert(tmp_path / "packed", tmp_path / "te", "hf2te", progress=False)
+    convert(tmp_path / "te", tmp_path / "back", "te2hf", progress=False)
+    back = {}
+    for path in (tmp_path / "back").glob("*.safetensors"):
+        back |= {key: ref.read() for key, ref in safetensors.read(path).items()}
+    assert back.keys() == plain.keys() and all((back[key] == value).all() for key, value in plain.items())
+    assert "quantization_config" not in json.loads((tmp_path / "back/config.json").read_text())
 
 
 FP8 = [{"use_fp8": True, "fp8_recipe": each} for each in ("delayed", "current")]
