@@ -166,8 +166,9 @@ def dims_of(folder: Path) -> Dims:
 
 
 def _sizes(said: ModelConfig) -> dict[str, Any]:
-    """Return a ModelConfig's values in PaddleNLP's words."""
-    return native_words(said) | {"num_key_value_heads": said.record.kv_heads}
+    """Return a ModelConfig's values in PaddleNLP's words, which leave out a tied head where the family has it."""
+    tied = getattr(said.record, "tie_word_embeddings", False)
+    return {"tie_word_embeddings": tied} | native_words(said) | {"num_key_value_heads": said.record.kv_heads}
 
 
 def check_layout(folder: str | Path, layout: str, hf: bool = False) -> Checkpoint:

@@ -293,3 +293,16 @@ def test_what_is_not_computed_is_refused(folder, said):
     (folder / "config.json").write_text(json.dumps(config | said))
     with pytest.raises((CheckpointError, ConfigError), match=next(iter(said))):
         load_model(folder, "paddle")
+
+
+def test_a_saved_gemma_is_read_again(tmp_path):
+    """PaddleNLP leaves out of config.json what is the family's default: a head that is the embedding."""
+    folder = save(tmp_path / "hf", "gemma3", SEED, STORED["gemma3"]["shapes"])
+    said = json.loads((folder / "config.json").read_text())
+    said.pop("tie_word_embeddings", None)  # as Google's
+    (folder / "config.json").write_text(json.dumps(said))
+    model = load_model(folder, "paddle")
+    model.save_pretrained(str(tmp_path / "tuned"))
+    assert "tie_word_embeddings" not in json.loads((tmp_path / "tuned/config.json").read_text())
+    again = load_model(tmp_path / "tuned", "paddle").state_dict()
+    assert all((again[name] == weight).all() for name, weight in model.state_dict().items())
