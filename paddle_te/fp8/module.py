@@ -270,6 +270,12 @@ class ModuleScaling:
         generation, group = binding.pair.generation, state.reduction_group()
         return tuple([GemmQuantizers(gemm, forward_pass, is_first_microbatch, generation, group) for gemm in gemms])
 
+    def drop_weights(self) -> None:
+        """Let go of the quantized weights that are kept for micro-batches to come."""
+        for binding in self._bindings.values():
+            for gemm in binding.gemms:
+                gemm.cache.value = None
+
     def bind(self, recipe: Recipe) -> Binding:
         """Return the Binding for a recipe. Where there is none it is made, for the whole model at once."""
         if recipe not in self._bindings:

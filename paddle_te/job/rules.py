@@ -24,6 +24,7 @@ from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 from paddle_te.job.doors import SCRIPT, Door, word
 from paddle_te.job.record import DPO, FINETUNE, KTO, PRETRAIN, Job
 from paddle_te.options import scripts
+from paddle_te.options.fp8 import skipped_layers
 from paddle_te.options.option import Option
 from paddle_te.options.scripts import (
     DISPATCHERS,
@@ -287,6 +288,27 @@ LAYER_RULES = (
         f"x2 {FP8} --resume_from_checkpoint auto",
     ),
     Rule(
+        lambda job: job.fp8_fallback and not job.fp8_statistics,
+        "{fp8_fallback} needs {fp8_statistics:name}, whose numbers it judges",
+        "set {fp8_statistics:name}, such as to 50",
+        f"{FP8} --fp8_fallback bf16:underflows=0.3",
+        f"{FP8} --fp8_fallback bf16:underflows=0.3 --fp8_statistics 50",
+    ),
+    Rule(
+        lambda job: job.quantize_base and _leaves_fp8(job),
+        "{found} with {quantize_base}: such weights exist in fp8 only",
+        ONE,
+        f"{LORA} --quantize_base fp8 --use_fp8 true --fp8_skip_layers first:1",
+        f"{LORA} --use_fp8 true --fp8_skip_layers first:1",
+    ),
+    Rule(
+        lambda job: job.model and job.fp8_skip_layers and _skips_all(job),
+        "{fp8_skip_layers}: {model_name_or_path:value} has {layers} decoder layers, of which none would compute in fp8",
+        "leave {use_fp8:name} out, or skip fewer",
+        f"{FP8} --model_name_or_path tiny-llama-demo --fp8_skip_layers first:100",
+        f"{FP8} --model_name_or_path tiny-llama-demo --fp8_skip_layers first:1",
+    ),
+    Rule(
         lambda job: job.use_fp8 and _size_out_of_steps(job),
         "{use_fp8} with {fp8_recipe:value} scaling needs multiples of {fp8_multiple}; {found}",
         "take another size, degree or fp8_recipe",
@@ -294,6 +316,15 @@ LAYER_RULES = (
         f"{FP8} --fp8_recipe current --max_seq_length 1040 --per_device_train_batch_size 1",
     ),
 )
+
+
+def _leaves_fp8(job: Job) -> str:
+    """The first flag with which layers compute in 16 bits, as a template."""
+    return next((f"{{{name}}}" for name in ("fp8_skip_layers", "fp8_fallback") if getattr(job, name)), "")
+
+
+def _skips_all(job: Job) -> bool:
+    return len(skipped_layers(job.fp8_skip_layers, job.layers)) == job.layers
 
 
 def _installed(job: Job, package: str) -> bool:
@@ -1432,6 +1463,14 @@ FORMERS_RULES = (
         host=PADDLEFORMERS,
     ),
     _not_there("offload_activations", "2", "PaddleFormers has nothing like it; recompute saves memory, too"),
+    Rule(
+        lambda job: job.ours and job.fp8_statistics,
+        "{fp8_statistics}: they are counted in PaddleNLP's Trainer",
+        "leave {fp8_statistics:name} out, or train with PaddleNLP",
+        f"paddleformers {FP8} --fp8_statistics 50",
+        f"{FP8} --fp8_statistics 50",
+        host=PADDLEFORMERS,
+    ),
     Rule(
         lambda job: job.sharing > 1 and f"{{{job.shared_by}}}",
         "{found}: PaddleFormers' Llama has no attention for sequences that ranks share",

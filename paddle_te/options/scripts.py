@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
+from paddle_te.options.fp8 import FALLBACK, SKIP_LAYERS
 from paddle_te.options.option import (
     BELOW_ONE,
     FLAG,
@@ -196,6 +197,19 @@ class Layers:
         "of 128; not with `--use_fused_linear_cross_entropy`",
         zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
         "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
+        config=True,
+        needs={"use_fp8": True},
+    )
+    fp8_skip_layers: str = option(
+        SKIP_LAYERS,
+        default="",
+        help="Decoder layers at either end that compute in 16 bits: first:N, last:N or both, as first:1,last:1.",
+        doc="decoder layers at either end of the model that compute in 16 bits, as `first:1,last:1`, which is "
+        "Megatron's `first_last_layers_bf16`; [when](../../docs/fp8.md#is-it-healthy)",
+        zh="模型首尾以 16 位计算的 decoder 层，如 `first:1,last:1`，即 Megatron 的 `first_last_layers_bf16`；"
+        "[何时使用](../../docs/fp8.md#is-it-healthy)",
+        shown="none",
+        shown_zh="无",
         config=True,
         needs={"use_fp8": True},
     )
@@ -590,6 +604,34 @@ class Run:
         zh="loss 超过最近 100 步中位数的这一倍数时，按 `--on_nan` 处理",
         shown="off",
         shown_zh="关闭",
+    )
+    fp8_statistics: int = option(
+        STEPS_OR_NONE,
+        default=0,
+        help="Every N steps count for each tensor that becomes fp8 what vanishes, what is cut off and how far numbers "
+        "move; 0: never.",
+        doc="every N steps count for each tensor that becomes fp8 how many numbers vanish, how many are cut off and "
+        "how far all move; [how to read it](../../docs/fp8.md#is-it-healthy)",
+        zh="每 N 步统计每个转为 fp8 的张量：多少数变为零、多少数被截断、误差多大；"
+        "[如何解读](../../docs/fp8.md#is-it-healthy)",
+        shown="off",
+        shown_zh="关闭",
+        needs={"use_fp8": True},
+    )
+    fp8_fallback: str = option(
+        FALLBACK,
+        default="",
+        help="With fp8_statistics: warn, or let a layer compute in 16 bits from the next step on (bf16), where a "
+        "tensor's share of underflows, of saturated numbers or its relative_error is greater, as "
+        "bf16:underflows=0.3,saturated=0.01.",
+        doc="with `--fp8_statistics`: beyond such shares of a tensor's numbers `warn`, or let its layer compute in 16 "
+        "bits from the next step on (`bf16`), as `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`; "
+        "[what to know](../../docs/fp8.md#is-it-healthy)",
+        zh="配合 `--fp8_statistics`：张量的比例超过限值时告警（`warn`），或从下一步起让所在的层以 16 位计算（`bf16`），"
+        "如 `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`；[说明](../../docs/fp8.md#is-it-healthy)",
+        shown="off",
+        shown_zh="关闭",
+        needs={"use_fp8": True},
     )
     verify_checkpoint: str = option(
         choice(*LEVELS),

@@ -21,6 +21,7 @@ from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
 from paddle_te.job import Job
 from paddle_te.job.record import PREFERENCES
 from paddle_te.options import BACKENDS, option
+from paddle_te.options.fp8 import SKIP_LAYERS
 from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, stored_in_fp8
 from paddle_te.planner import formulas
 from paddle_te.planner.frozen import check_patterns
@@ -78,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--freeze", nargs="+", metavar="PATTERN", help="as in training: regular expressions of what is not"
     )
+    parser.add_argument("--fp8_skip_layers", type=SKIP_LAYERS.argument, help="as in training: layers in 16 bits")
     parser.add_argument(
         "--show", type=option.SAMPLES.argument, default=10, help="how many layouts to print; default %(default)s"
     )
@@ -101,7 +103,7 @@ def main() -> int:
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, STATES_ON_HOST)}
         flags = {name: value for name, value in flags.items() if value is not None}
         flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments) | _freeze(arguments, model)
-        flags |= _task(arguments)
+        flags |= _task(arguments) | _skipped(arguments)
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **flags)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -129,6 +131,15 @@ def _freeze(arguments: argparse.Namespace, model: Model) -> dict[str, object]:
         raise ValueError(f"--freeze {' '.join(arguments.freeze)} must be {fault}")
     check_patterns(model, arguments.freeze)
     return {"freeze": tuple(arguments.freeze)}
+
+
+def _skipped(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the flag --fp8_skip_layers. Raises ValueError where there is no fp8 to leave out."""
+    if not arguments.fp8_skip_layers:
+        return {}
+    if arguments.precision != "fp8" or arguments.quantize_base:
+        raise ValueError("--fp8_skip_layers needs --precision fp8, and weights that do not exist in fp8 only")
+    return {"fp8_skip_layers": arguments.fp8_skip_layers}
 
 
 def _lora(arguments: argparse.Namespace) -> dict[str, object]:

@@ -48,9 +48,20 @@ COUNTED = (
     STATES_ON_HOST,
     "release_grads",
     "freeze",
+    "fp8_skip_layers",
 )
 ADAPTER = ("lora_rank", "quantize_base")
-_KEPT = ("script", *OPTIMIZER, *stored_in_fp8(True), "freeze", "lora", "lora_rank", "lora_targets", "quantize_base")
+_KEPT = (
+    "script",
+    "fp8_skip_layers",
+    *OPTIMIZER,
+    *stored_in_fp8(True),
+    "freeze",
+    "lora",
+    "lora_rank",
+    "lora_targets",
+    "quantize_base",
+)
 _ONE: dict[str, object] = {"per_device_train_batch_size": 1, **again()}
 
 

@@ -19,6 +19,7 @@ from paddle_te.planner.frozen import Frozen, frozen_of
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Gemm, Model
 from paddle_te.planner.offloaded import whole_weights
+from paddle_te.planner.skipped import mean_of_layers
 
 MXFP8 = 33 / 32  # bytes of a number: one, and for 32 together one more
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim/calls.h)
@@ -62,11 +63,14 @@ class Moment(NamedTuple):
 def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory:
     """Return the memory of the pipeline stage that needs most.
 
-    It is the first, which keeps most micro-batches, or the last, which has the head.
+    It is the first, which keeps most micro-batches, or the last, which has the head, or where layers at the ends are
+    not in fp8 perhaps the second.
 
     rank: of those that share the weights; None: the one that has most.
     """
     stages, model = {0, layout.pp - 1}, model.of_a_rank(layout.ep)
+    if layout.fp8_skip_layers:
+        stages.add(min(1, layout.pp - 1))
     return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)
 
 
@@ -129,7 +133,7 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
     elsewhere = model.layers / layout.pp * model.experts * (layout.ep - 1)
     own = own_elements(model, layout, trained + elsewhere, rank)
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
-    moment = max(_moments(model, layout, first, last, gradients, frozen), key=sum)
+    moment = max(_moments(model, layout, stage, gradients, frozen), key=sum)
     states = state_bytes(layout) * states_on_device(own, layout)
     return Memory(weights=weights, states=states, **moment._asdict())
 
@@ -154,22 +158,24 @@ def adapted(model: Model, layout: Job) -> list[Gemm]:
     return [gemm for gemm in model.gemms if layout.adapts(gemm.part)]
 
 
-def _moments(model: Model, layout: Job, first: bool, last: bool, gradients: float, frozen: Frozen) -> Iterator[Moment]:
+def _moments(model: Model, layout: Job, stage: int, gradients: float, frozen: Frozen) -> Iterator[Moment]:
     """Return what a stage has in a step's last micro-batch when it has much.
 
     At the loss, in lm_head's backward, in the last layer's backward, in the first layer's, and in the optimizer's
     step. gradients: bytes of all that it keeps.
     """
+    first, last = stage == 0, stage == layout.pp - 1
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
     here = layers - layout.layers_on_host  # whose activations are on the device
-    kept = kept_of_a_layer(model, layout) * layout.tokens
+    kept = mean_of_layers(lambda job: kept_of_a_layer(model, job), model, layout, stage) * layout.tokens
     kept += 0 if layout.recomputed == "full" else _packed_factors(model, layout)
     kept *= _in_flight(layout, first) / layout.tp
     # a frozen embedding's output has no gradient, without which PaddleNLP computes nothing again
     whole = layout.lora and layout.recomputed == "full" and first
     whole_layer = whole * (_kept_again(model, layout) * layout.tokens + _packed_factors(model, layout)) / layout.tp
     waiting_layers = here * kept + whole_layer
-    copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
+    copies = mean_of_layers(lambda job: fp8_copies_of_a_layer(model, job), model, layout, stage) / layout.tp
+    head_copies = fp8_copies_of_the_head(model, layout, last) / layout.tp
     always = layers * copies + head_copies if several else 0  # of several micro-batches
     while_layers_wait = always or here * copies
 
@@ -278,15 +284,14 @@ def states_on_host(model: Model, layout: Job) -> float:
     return layout.share_on_host * state_bytes(layout) * local
 
 
-def fp8_copies(model: Model, layout: Job, last: bool) -> tuple[float, float]:
-    """Return bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head.
+def fp8_copies_of_the_head(model: Model, layout: Job, last: bool) -> float:
+    """Return bytes of all tensor parallel ranks' fp8 copies for the last stage's head.
 
-    They are copies of their weights, and of what --fp8_lm_head keeps of the head's input.
+    They are copies of its weight, and of what --fp8_lm_head keeps of its input.
     """
     of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
     of_the_input = 0 if layout.lora else model.hidden * layout.tokens  # which the weight's gradient alone needs
-    head = of_the_weight + of_the_input if last and layout.fp8_lm_head else 0
-    return fp8_copies_of_a_layer(model, layout), head
+    return of_the_weight + of_the_input if last and layout.fp8_lm_head else 0
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Job) -> float:

@@ -27,6 +27,7 @@ from paddle_te.planner.memory import (
 )
 from paddle_te.planner.model import Model
 from paddle_te.planner.offloaded import PIECE, late_pieces
+from paddle_te.planner.skipped import mean_of_layers
 
 CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
@@ -46,7 +47,8 @@ MERGE_BYTES = 18
 def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     """{part: ms}, all parts of which add up to a step."""
     m, layers = layout.micro_batches, model.layers / layout.pp
-    layer, first = (layer_ms(model, layout, gpu, cached) for cached in (m > 1, False))
+    layer = mean_of_layers(lambda job: layer_ms(model, job, gpu, m > 1), model, layout)
+    first = mean_of_layers(lambda job: layer_ms(model, job, gpu, cached=False), model, layout)
     tp = tensor_parallel_ms(model, layout, gpu)
     transfer = stage_transfer_ms(model, layout, gpu)
     head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait

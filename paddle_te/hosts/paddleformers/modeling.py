@@ -13,6 +13,7 @@ from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.criterion import OurCriterion
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from paddle_te.models.backend import check_backend_name
+from paddle_te.models.in_16_bits import skip_outer_layers
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
 
@@ -71,6 +72,7 @@ class LlamaForCausalLM(_OurModel, modeling.LlamaForCausalLM):
         take_over(self.model.norm, LastNorm)
         take_over(self.criterion, OurCriterion)
         bind_model(self)
+        skip_outer_layers(self)
 
 
 class LlamaForCausalLMPipe(_OurModel, modeling.LlamaForCausalLMPipe):
@@ -85,6 +87,7 @@ class LlamaForCausalLMPipe(_OurModel, modeling.LlamaForCausalLMPipe):
         config.apply_rope_fusion = True
         super().__init__(config)
         bind_model(self)
+        skip_outer_layers(self)
 
 
 def _with_our_layers(aoa_config: dict[str, Any], statements: list[str]) -> dict[str, Any]:

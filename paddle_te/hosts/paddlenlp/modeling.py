@@ -29,6 +29,7 @@ from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, move_activations
+from paddle_te.models.in_16_bits import skip_outer_layers
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
@@ -358,6 +359,7 @@ class TEForCausalLM(_TEModel):
         _take_over_norms(self)
         move_activations(self)
         bind_model(self)
+        skip_outer_layers(self)
 
     def paddlenlps_forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Call PaddleNLP's forward of the model, the head and the criterion."""
@@ -464,3 +466,4 @@ class TEForCausalLMPipe(_TEModel):
         _take_over_embeddings(self)
         _take_over_norms(self)
         bind_model(self)
+        skip_outer_layers(self)
