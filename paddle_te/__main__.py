@@ -58,6 +58,7 @@ COMMANDS = {
     "recipes": Command("paddle_te.recipes.command", "list the run files that come with the package"),
     "prepare-data": Command("paddle_te.data.prepare", "turn texts into the files that pretraining reads"),
     "compare": Command("paddle_te.runs.compare", "compare runs: speed, memory, loss"),
+    "inspect": Command("paddle_te.runs.inspect", "say how healthy a run's fp8 is: worst tensors, picture"),
     "verify": Command("paddle_te.runs.verify", "say which checkpoints are complete and undamaged"),
     "selftest": Command("paddle_te.selftest", "check this machine's numbers in a minute", needs=("paddle",)),
     "env": Command("paddle_te.env", "say what this machine can run, and what the rest needs"),

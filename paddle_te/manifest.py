@@ -51,7 +51,8 @@ class Run:
     """What a manifest says of the run that saved a checkpoint, topic by topic; None for what it does not say.
 
     model, layout, data: as `runs.identity` makes them. step: how many updates are done. samples: of the data, by whose
-    number their order was made. gradient_norm: the last one, where the update clips by it.
+    number their order was made. gradient_norm: the last one, where the update clips by it. in_16_bits: the numbers of
+    the decoder layers that have left fp8 by --fp8_fallback.
     """
 
     model: dict[str, Any] | None = None
@@ -60,6 +61,7 @@ class Run:
     data: dict[str, Any] | None = None
     samples: int | None = typed.at_least(1, None)
     gradient_norm: float | None = None
+    in_16_bits: list[int] | None = None
 
 
 @dataclass(frozen=True)

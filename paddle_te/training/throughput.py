@@ -19,6 +19,7 @@ from paddle_te.planner.model import Model
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.runs.lines import of_preferences, samples_of_step
 from paddle_te.training.callback import Callback, Control, State
+from paddle_te.training.fp8_statistics import WORST
 
 
 def model_flops_per_token(config: HostConfig) -> int:
@@ -106,9 +107,9 @@ class ThroughputCallback(Callback):
     `step_time` in seconds (mean of the interval; saving and evaluating not counted, loading data counted),
     `tokens_per_second` of the whole job, memory of the first process's device; "skipped_steps" where some were left
     out since the line before (`health`), and no line where all were; "grad_norm" before clipping, of the last step,
-    where the Trainer logs it; what `models.experts` says of a mixture of experts; preference tuning's rewards. A
-    resumed run keeps the lines up to the step it resumes from. At the end train_summary.json, whose speeds leave out
-    the first interval (warm-up).
+    where the Trainer logs it; what `models.experts` says of a mixture of experts; WORST of the interval's last step
+    with fp8 statistics; preference tuning's rewards. A resumed run keeps the lines up to the step it resumes from. At
+    the end train_summary.json, whose speeds leave out the first interval (warm-up).
 
     It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
 
@@ -199,7 +200,7 @@ class ThroughputCallback(Callback):
             "step_time": step_time,
             "peak_memory_bytes": device.peak_memory(),
             **({"skipped_steps": self.unlogged} if self.unlogged else {}),
-            **{name: logs[name] for name in ("grad_norm", *ROUTING) if name in logs},
+            **{name: logs[name] for name in ("grad_norm", *ROUTING, *WORST) if name in logs},
             **of_preferences(logs),
         }
         self.unlogged = 0

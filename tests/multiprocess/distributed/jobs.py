@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paddle_te.options import BACKENDS
+from paddle_te.runs.fp8_log import FP8_LOG, FP8Log
 from tests.nvgpu_processes import python_path
 from tests.processes import end
 
@@ -49,9 +50,10 @@ LAYOUTS = {
 BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
 PARTS = {
     "bf16": BF16,
-    "fp8": BF16 | dict(use_fp8=True),
-    "dpa": dict(fp8_dpa=True),
-    "head": dict(fp8_lm_head=True),
+    "fp8": BF16 | dict(use_fp8=True, fp8_statistics=3),
+    "dpa": dict(fp8_dpa=True, fp8_skip_layers="last:1"),
+    # all decoder layers leave fp8 when the checkpoint is saved
+    "head": dict(fp8_lm_head=True, fp8_statistics=2, fp8_fallback="bf16:relative_error=0.01"),
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
     "parts": dict(recompute=True, recompute_granularity="core_attn", recompute_modules=["layernorm", "mlp"]),
     "stored": dict(activation_func_fp8_input_store=True, recompute_modules=["layernorm", "mlp_act"]),
@@ -75,11 +77,12 @@ STEPS, SAVED_STEP = 4, 2
 
 
 class Run(NamedTuple):
-    """A finished variant: loss of each step, final weights (whole), and each rank's sizes (train.py)."""
+    """A finished variant: loss of each step, final weights (whole), each rank's sizes (train.py), fp8 statistics."""
 
     losses: dict
     weights: dict
     sizes: list
+    statistics: FP8Log
 
 
 def variant(name, init):
@@ -163,7 +166,9 @@ def read(folder, names, processes):
             continue
         losses = {int(step): loss for step, loss in json.loads((folder / f"{name}.json").read_text()).items()}
         sizes = [json.loads((folder / f"{name}.rank{rank}.json").read_text()) for rank in range(processes)]
-        runs[name] = Run(losses, dict(np.load(folder / f"{name}.npz")), sizes)
+        log = folder / name / FP8_LOG
+        statistics = FP8Log.read(log) if log.exists() else FP8Log()
+        runs[name] = Run(losses, dict(np.load(folder / f"{name}.npz")), sizes, statistics)
     return runs
 
 

@@ -35,6 +35,8 @@ from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.layers import cross_entropy
 from paddle_te.optimizer import offloaded_states
 from paddle_te.optimizer.holding import layers_of
+from paddle_te.options.fp8 import Fallback
+from paddle_te.training.fp8_statistics import FP8StatisticsCallback
 from tests import emulated_te
 from tests.multiprocess.distributed.jobs import STEPS
 
@@ -223,6 +225,9 @@ def run(base, variant, output):
             callbacks=[losses],
             labels_vary=data_args.eod_mask_loss,
         )
+        if every := training_args.fp8_statistics:
+            fallback = Fallback.of(training_args.fp8_fallback)
+            trainer.add_callback(FP8StatisticsCallback(every, fallback, trainer.in_16_bits))
         if variant.get("save_what_is_loaded"):
             losses.at_begin = trainer._save_checkpoint
         with pretrain.mask_scope(data_args), counted_divisions() as divided:

@@ -12,10 +12,12 @@ from paddle_te.hosts.paddlenlp.training.health import HealthCallback
 from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, ProfilerCallback
 from paddle_te.hosts.paddlenlp.training.progress import ProgressBarCallback
 from paddle_te.job import PRETRAIN
+from paddle_te.options.fp8 import Fallback
 from paddle_te.runs import screen
 from paddle_te.runs.transfers import Transfer
 from paddle_te.training.callback import Control, State
 from paddle_te.training.experts import ExpertsCallback
+from paddle_te.training.fp8_statistics import FP8StatisticsCallback
 from paddle_te.training.lines import LinesCallback
 from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.training.signals import ExitSignalCallback
@@ -72,6 +74,9 @@ def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | No
         config
     ).experts:  # of the whole model: every stage of a pipeline takes part in the callback's collectives
         callbacks.insert(0, ExpertsCallback())
+    if every := getattr(trainer.args, "fp8_statistics", 0):
+        fallback = Fallback.of(trainer.args.fp8_fallback)
+        callbacks.insert(0, FP8StatisticsCallback(every, fallback, trainer.in_16_bits))
     callbacks += [TrackerCallback(TRACKERS[name]()) for name in getattr(trainer.args, "trackers", [])]
     callbacks.append(LastStepCallback())
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there

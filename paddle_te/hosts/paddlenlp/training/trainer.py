@@ -40,6 +40,7 @@ from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel, sequence_ranks
 from paddle_te.models.experts import scaled_auxiliary_loss
+from paddle_te.models.in_16_bits import compute_in_16_bits
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
@@ -57,6 +58,7 @@ from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.runs.transfers import Transfer, bytes_of
 from paddle_te.training import fp8_state
 from paddle_te.training.fp8_state import scaled_recipe
+from paddle_te.training.fp8_statistics import IN_16_BITS
 from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, micro_counts, shares
 from paddle_te.training.schedule import tell_long_warm_up
@@ -103,6 +105,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         if self.cp:
             self._share_sequences()
         self.transfers = list(filter(None, [getattr(self.model, "loaded", None)]))  # `callbacks.TransfersCallback`'s
+        self.in_16_bits: list[int] = []  # numbers of the layers that have left fp8: `FP8StatisticsCallback`'s
         self.watch = Watch(self.args)
         self._modes = TrainingModes()
         self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
@@ -425,6 +428,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         if norm := self._in_backward and self._in_backward.last_norm():
             values[LAST_NORM] = norm
         values |= {"samples": self.course.samples} if self.course else {}
+        values |= {IN_16_BITS: [*self.in_16_bits]} if self.in_16_bits else {}
         return values | {"step": self.state.global_step, "data": self.data_identity}
 
     def _stage(self, folder: Path, model: HostModel, metrics: Any, background: BackgroundSaver) -> int:
@@ -522,9 +526,11 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
         make_states(self.optimizer, self.model.parameters())
+        saved = manifest.read(goes_on) if goes_on else None
         if self._in_backward:
-            saved = manifest.read(goes_on) if goes_on else None
             self._in_backward.attach(saved.run.get(LAST_NORM) if saved else None)
+        self.in_16_bits[:] = (saved and saved.run.get(IN_16_BITS)) or []
+        compute_in_16_bits(self.model, self.in_16_bits)
         if goes_on:
             self._load_rng_state(goes_on)  # PaddleNLP leaves it out at the beginning of an epoch
         if checkpoint:
