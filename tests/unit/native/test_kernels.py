@@ -19,6 +19,7 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
     "experts_cast.cu": [("experts_cast", experts.CAST_TILING, more) for more in ({}, dict(STATISTICS=1))],
     "experts_swiglu.cu": [
         ("experts_swiglu", experts.SWIGLU_TILING, dict(GRADIENT=0)),
+        ("experts_dswiglu", experts.DSWIGLU_TILING, dict(GRADIENT=1, STATISTICS=1)),
         ("experts_dswiglu", experts.DSWIGLU_TILING, dict(GRADIENT=1)),
         ("experts_dswiglu", experts.DSWIGLU_TILING, dict(GRADIENT=1, STATISTICS=1)),
     ],
