@@ -82,8 +82,10 @@ def groups_of_tokens() -> list[Group]:
     hcg: Any = getattr(fleet.fleet, "_hcg", None)
     if hcg is None:
         return [dist.get_group(0)] if dist.is_initialized() else []
-    kinds = (hcg.get_data_parallel_group, hcg.get_sharding_parallel_group, hcg.get_sep_parallel_group)
-    return [group for group in (kind() for kind in kinds) if group is not None and group.nranks > 1]
+    groups = [hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()]
+    if hcg.get_sep_parallel_world_size() > 1:  # Paddle asserts it
+        groups.append(hcg.get_sep_parallel_group())
+    return [group for group in groups if group is not None and group.nranks > 1]
 
 
 def update_biases(model: nn.Layer) -> None:
