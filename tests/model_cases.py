@@ -14,7 +14,8 @@ SIZES = dict(
 GRANITE = dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=6.0)
 GEMMA = dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=24)
 LONG = dict(type="longrope", short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0])
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+# attn_factor is vLLM's, which transformers leaves out, and a folder keeps
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, attn_factor=0.878)
 # a name: what its config.json says in transformers' words, beside SIZES
 MODELS = {
     "qwen3": dict(model_type="qwen3", head_dim=32, rope_theta=1e6),

@@ -33,11 +33,7 @@ _NEEDED = {
     "yarn": ("factor", _LENGTH),
     "longrope": ("short_factor", "long_factor", _LENGTH),
 }
-_NO_FORMULA = (
-    "rope_theta",
-    "finetuned",
-    "attn_factor",
-)
+_NO_FORMULA = ("rope_theta", "finetuned")
 _RAMPS = (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow"))
 _PADDLENLP = {"linear": "linear", "ntk": "ntk", "dynamic": "dynamic_ntk"}  # kind: rope_scaling_type
 

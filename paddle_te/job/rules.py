@@ -431,7 +431,7 @@ LAYOUT_RULES = (
     Rule(
         _does_not_divide,
         "{found} must divide the number of devices, {devices}",
-        "DP is what remains; one process a device",
+        "DP is what remains; give {tensor_parallel_degree:1}, or degrees that do, as a device has one process",
         "x2 --tensor_parallel_degree 4",
         "x4 --tensor_parallel_degree 2",
     ),
