@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_te.fp8.statistics import AMAX, ERROR, SCALE, SCALE_INV, counted
-from paddle_te.native import DType, casts, statistics, swiglu
+from paddle_te.native import DType, casts, experts, rmsnorm, statistics, swiglu
 from tests.unit.native.casts_on_cpu import FLOAT8, NUMPY, Output, aligned
 from tests.unit.native.test_swiglu import expected, inputs
 
@@ -17,6 +17,8 @@ def te(monkeypatch, on_cpu):
     small = casts.Tiling(64, 2, 1)
     monkeypatch.setattr(casts, "CAST_TILING", small)
     monkeypatch.setitem(swiglu.TILINGS, "DSwiGLU", small)
+    for module in (rmsnorm, experts):
+        monkeypatch.setattr(module, "CAST_TILING", small)
     return on_cpu
 
 
@@ -81,6 +83,34 @@ def test_a_kernel_with_two_results(te, seed):
     swiglu.dswiglu_cast_transpose(te, te, dy.ctypes.data, z.ctypes.data, target_of(out, record), *dy.shape, BF16, E5M2)
     np.testing.assert_array_equal(out.data, out.bits(want))
     check(record, want, out.scale, E5M2)
+
+
+def test_a_norm(te, seed):
+    random, record, shape = np.random.default_rng(seed), new_record(), (80, 144)
+    x, gamma = aligned(shape, NUMPY[BF16]), aligned(shape[1:], NUMPY[BF16])
+    x[:], gamma[:] = random.standard_normal(shape) * np.exp2(random.integers(-16, 1, shape)), 1.5
+    rsigma = (random.random(80) + 1).astype(np.float32)
+    out = Output(shape, E4M3, 300.0)
+    addresses = x.ctypes.data, gamma.ctypes.data, rsigma.ctypes.data
+    rmsnorm.cast_transpose(te, te, *addresses, target_of(out, record), *shape, BF16, E4M3, False)
+    values = gamma.astype(np.float32) * (rsigma[:, None] * x.astype(np.float32))
+    np.testing.assert_array_equal(out.data, out.bits(values))
+    check(record, values, out.scale, E4M3)
+
+
+def test_rows_of_experts(te, seed):
+    """Neither padding nor what lies behind the last expert's rows counts."""
+    random, record, counts, columns = np.random.default_rng(seed), new_record(), [48, 0, 16], 144
+    tokens, rows, used = 50, 96, 64
+    token_of, x = np.full(rows, tokens, np.int32), aligned((tokens, columns), NUMPY[BF16])
+    token_of[:40], token_of[used:] = random.integers(0, tokens, 40), 0
+    x[:] = random.standard_normal(x.shape) * np.exp2(random.integers(-16, 1, x.shape))
+    begins, scale_inv = np.cumsum([0, *counts]) * columns, np.zeros(3, np.float32)
+    out = Output((rows, columns), E4M3, 300.0)
+    of_rows = experts.Rows(x.ctypes.data, token_of.ctypes.data, begins.ctypes.data, tokens, 3, rows, columns)
+    experts.cast_transpose(te, te, of_rows, target_of(out, record), scale_inv.ctypes.data, BF16, E4M3)
+    check(record, x.astype(np.float32)[token_of[:40]], out.scale, E4M3)
+    assert (scale_inv == 1 / out.scale).all()
 
 
 @pytest.mark.parametrize("power_2", [True, False])
