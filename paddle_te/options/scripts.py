@@ -367,13 +367,6 @@ class Memory:
     )
     amp_master_grad: bool = theirs(FLAG, default=False)
     release_grads: bool = theirs(FLAG, default=False)
-    recompute_use_reentrant: bool = option(
-        FLAG,
-        default=True,
-        help="Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
-        doc="recompute as a PyLayer; false: saved-tensor hooks",
-        zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
-    )
 
     @property
     def recomputed(self) -> str:

@@ -36,6 +36,7 @@ class PreTrainingArguments(TrainingArguments):
     """PaddleNLP's TrainingArguments and the switch."""
 
     SCRIPT = PRETRAIN  # whose flags they are
+    recompute_use_reentrant: bool = True  # saved-tensor hooks, PaddleNLP's default, do not free what te's layers keep
 
     @property
     def model_dtype(self) -> str:
