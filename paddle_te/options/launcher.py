@@ -627,14 +627,6 @@ VARIABLES = (
         doc="last profiled step",
         zh="采集的最后一步",
     ),
-    Option(
-        "PROFILE_EMIT_NVTX",
-        SWITCH,
-        "1",
-        "0: without NVTX ranges",
-        doc="0: without named ranges (else `pip install nvtx`)",
-        zh="0：不加 NVTX 标记（否则需 `pip install nvtx`）",
-    ),
 )
 SPLIT = "split_param"  # of --sharding_parallel_config: each rank updates a part of every weight
 # Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights

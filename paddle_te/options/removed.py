@@ -36,6 +36,7 @@ REMOVED = {
     "on_nan_limit": Removed("0.2.0", 10),
     "fewshot_as_multiturn": Removed("0.2.0", True, "delete it, or use paddle-te lm_eval, which has it"),
     "STRAGGLER_STEPS": Removed("0.2.0", 100),
+    "PROFILE_EMIT_NVTX": Removed("0.2.0", True, "delete it: nsys_profile always names ranges, by the package nvtx"),
 }
 
 

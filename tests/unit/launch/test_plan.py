@@ -75,7 +75,6 @@ WRONG_VALUES = {
     "NODE_RANK": ["-1"],
     "MASTER_PORT": ["0"],
     "PROFILE_START_STEP": ["0"],
-    "PROFILE_EMIT_NVTX": ["on"],
 }
 
 
@@ -654,7 +653,7 @@ def test_nsys(tmp_path, monkeypatch):
         f"{made.logs.parent}/profile/"
     )
     profile = {key: value for key, value in made.env.items() if "PROFILE" in key}
-    steps = dict(PROFILE_START_STEP="3", PROFILE_STOP_STEP="5", PROFILE_EMIT_NVTX="1")
+    steps = dict(PROFILE_START_STEP="3", PROFILE_STOP_STEP="5")
     assert profile == dict(ENABLE_PROFILE="1", PROFILER="nsys", **steps)
     second = {**GPUS, "NNODES": "2", "NODE_RANK": "1", "MASTER": "127.0.0.1:6070"}
     other = plan(second, nsys_profile="true")

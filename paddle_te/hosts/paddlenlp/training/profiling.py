@@ -30,16 +30,16 @@ class ProfilerCallback(TrainerCallback):
 
     Inert unless ENABLE_PROFILE=1. PROFILE_START_STEP and PROFILE_STOP_STEP are the first and the last profiled step,
     counted from 0, both included (default 0). PROFILER=nsys (default): the window of
-    `nsys profile --capture-range=cudaProfilerApi`, with PROFILE_EMIT_NVTX=1 the steps and their parts named (see
-    `Ranges`). PROFILER=paddle: Paddle's own profiler, whose trace of each process, with the same names, is in
-    `output_dir`/profile. Among several machines only PROFILE_NODEID (default 0) of SLURM_NODEID profiles.
+    `nsys profile --capture-range=cudaProfilerApi`, the steps and their parts named (see `Ranges`). PROFILER=paddle:
+    Paddle's own profiler, whose trace of each process, with the same names, is in `output_dir`/profile. Among several
+    machines only PROFILE_NODEID (default 0) of SLURM_NODEID profiles.
 
     Args:
         environ: where the settings come from; None: os.environ.
         profiler: an object with start() and stop(); None: a CudaProfiler or PaddleProfiler.
 
-    Raises ValueError for settings that are not whole numbers or leave no step, ModuleNotFoundError when NVTX is asked
-    for and not installed, OSError for nsys without an NVIDIA driver and GPU: all before training starts.
+    Raises ValueError for settings that are not whole numbers or leave no step, ModuleNotFoundError for nsys
+    without the package nvtx, OSError for nsys without an NVIDIA driver and GPU: all before training starts.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, profiler: Profiler | None = None) -> None:
@@ -60,9 +60,8 @@ class ProfilerCallback(TrainerCallback):
         kind = environ.get("PROFILER") or "nsys"
         if kind not in ("nsys", "paddle"):
             raise ValueError(f"PROFILER={kind!r}: it may be nsys, paddle")
-        nvtx = kind == "nsys" and setting("PROFILE_EMIT_NVTX")
-        self.markers: Markers | None = _nvtx() if nvtx else RecordEvents() if kind == "paddle" else None
         self.profiler: Profiler = profiler or (CudaProfiler() if kind == "nsys" else PaddleProfiler())
+        self.markers: Markers = _nvtx() if kind == "nsys" else RecordEvents()
         self.running = False
         self.ranges: Ranges | None = None
 
@@ -75,7 +74,7 @@ class ProfilerCallback(TrainerCallback):
             self.profiler.output_dir = args.output_dir
             self.profiler.start()
             self.running = True
-            self.ranges = Ranges(self.markers, model) if self.markers else None
+            self.ranges = Ranges(self.markers, model)
         if self.running and self.ranges:
             self.ranges.push(f"step {state.global_step}")
 
@@ -181,7 +180,7 @@ def _nvtx() -> Markers:
         import nvtx
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "PROFILE_EMIT_NVTX=1 needs the package nvtx: pip install nvtx, or set PROFILE_EMIT_NVTX=0"
+            "the profiler of nsys needs the package nvtx, which names ranges: pip install nvtx"
         ) from None
     return nvtx
 

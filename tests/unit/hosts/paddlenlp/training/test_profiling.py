@@ -23,10 +23,10 @@ class Run:
     def __init__(self, output_dir, callback=None):
         self.callback, self.control = callback, SimpleNamespace()
         self.state = SimpleNamespace(global_step=0, is_world_process_zero=True)
-        self.args = SimpleNamespace(output_dir=str(output_dir))
+        self.args, self.model = SimpleNamespace(output_dir=str(output_dir)), paddle.nn.Layer()
 
     def send(self, event):
-        getattr(self.callback, event)(self.args, self.state, self.control)
+        getattr(self.callback, event)(self.args, self.state, self.control, model=self.model)
 
     def step(self, work=lambda: None):
         self.send("on_step_begin")
@@ -46,6 +46,28 @@ class FakeProfiler:
 
     def stop(self):
         self.calls.append(("stop", self.run.state.global_step))
+
+
+class Nvtx:
+    """Stands for the package: a list of what opened and closed, indented."""
+
+    def __init__(self):
+        self.lines, self.depth = [], 0
+
+    def push_range(self, name):
+        self.lines.append("  " * self.depth + name)
+        self.depth += 1
+
+    def pop_range(self):
+        self.depth -= 1
+
+
+@pytest.fixture
+def nvtx(monkeypatch):
+    """The stand-in, in the package's place."""
+    made = Nvtx()
+    monkeypatch.setattr(profiling, "_nvtx", lambda: made)
+    return made
 
 
 def profile(tmp_path, environ, steps=6):
@@ -71,7 +93,7 @@ def profile(tmp_path, environ, steps=6):
         ({"ENABLE_PROFILE": ""}, []),
     ],
 )
-def test_profiler_window(tmp_path, environ, calls):
+def test_profiler_window(tmp_path, nvtx, environ, calls):
     assert profile(tmp_path, environ) == calls
 
 
@@ -85,20 +107,6 @@ def test_profiler_window(tmp_path, environ, calls):
 def test_profiler_refuses_wrong_settings(tmp_path, environ, message):
     with pytest.raises(ValueError, match=message):
         profile(tmp_path, environ)
-
-
-class Nvtx:
-    """Stands for the package: a list of what opened and closed, indented."""
-
-    def __init__(self):
-        self.lines, self.depth = [], 0
-
-    def push_range(self, name):
-        self.lines.append("  " * self.depth + name)
-        self.depth += 1
-
-    def pop_range(self):
-        self.depth -= 1
 
 
 class Tokens(paddle.io.Dataset):
@@ -125,10 +133,8 @@ def train(tiny_config, tmp_path):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_nvtx_names_the_parts_of_a_step(train, monkeypatch, recompute):
-    nvtx = Nvtx()
-    monkeypatch.setattr(profiling, "_nvtx", lambda: nvtx)
-    environ = {"ENABLE_PROFILE": "1", "PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "1", "PROFILE_EMIT_NVTX": "1"}
+def test_nvtx_names_the_parts_of_a_step(train, nvtx, recompute):
+    environ = {"ENABLE_PROFILE": "1", "PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "1"}
     train(ProfilerCallback(environ, SimpleNamespace(start=lambda: None, stop=lambda: None)), recompute=recompute)
     again = [[f"      layers.{i} forward"] if recompute else [] for i in range(2)]
     micro_batch = [
@@ -170,7 +176,7 @@ def test_a_profile_that_fails_does_not_end_the_training(tmp_path, monkeypatch):
 def test_nvtx_missing_is_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
     with pytest.raises(ModuleNotFoundError, match="pip install nvtx"):
-        ProfilerCallback({"ENABLE_PROFILE": "1", "PROFILE_EMIT_NVTX": "1"}, profiler=object())
+        ProfilerCallback({"ENABLE_PROFILE": "1"}, profiler=object())
 
 
 def test_profiling_without_a_gpu_is_refused_before_training():
