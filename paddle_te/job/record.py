@@ -375,6 +375,11 @@ class Job(
         return len(self.model.layers) if self.model else 0
 
     @property
+    def positions(self) -> int:
+        """Tokens of the model's longest sequence; 0 where nobody has read its config.json."""
+        return self.model.positions if self.model else 0
+
+    @property
     def evaluates(self) -> bool:
         """Whether anything is evaluated while training."""
         return self.do_eval or self.evaluation_strategy != "no"

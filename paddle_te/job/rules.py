@@ -564,6 +564,13 @@ LAYOUT_RULES = (
         f"x2 {PD} --tensor_parallel_degree 2 --model_name_or_path gpt-126m",
     ),
     Rule(
+        lambda job: job.model and _more_than_it_learns(job) and f"{{{job.length_flag}}}",
+        "{found}: {model_name_or_path:value} learns {positions} positions",
+        "give shorter sequences",
+        f"x2 {PD} --max_seq_length 2049 --model_name_or_path gpt-126m",
+        f"x2 {PD} --max_seq_length 2048 --model_name_or_path gpt-126m",
+    ),
+    Rule(
         lambda job: job.cp > 1 and job.model and any(layer.attention.window for layer in job.model.layers),
         "{context_parallel_degree}: ring attention has no sliding window, {model_name_or_path:value} has",
         "use {sep_parallel_degree:name}",
@@ -1377,6 +1384,11 @@ def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:
         f"{FP8} --{flag} {value} {others}",
         host=PADDLEFORMERS,
     )
+
+
+def _more_than_it_learns(job: Job) -> bool:
+    """Return whether sequences are longer than the positions that the model learns."""
+    return job.model is not None and job.model.learned_positions and job.sequence > job.positions
 
 
 def _positions_elsewhere(job: Job) -> bool:
