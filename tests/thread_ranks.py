@@ -19,6 +19,7 @@ STACKED = {
     "self_attention.layernorm_qkv.bias": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
     "self_attention.q_norm.weight": [HEADS * HEAD_DIM],
     "self_attention.k_norm.weight": [KV_HEADS * HEAD_DIM],
+    "self_attention.core_attention.softmax_offset": [HEADS],
     "layernorm_mlp.fc1_weight": [FFN, FFN],
     "layernorm_mlp.fc1_bias": [FFN, FFN],
 }
@@ -32,6 +33,7 @@ LAYERS = {
         norms="both", zero_centered_gamma=True, qk_norm_zero_centered_gamma=True, activation="geglu",
         window_size=(31, 0), **NORM,
     ),
+    "gpt_oss": dict(bias=True, softmax_type="learnable", window_size=(31, 0)),
 }  # fmt: skip
 DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
 BLOCK = fp8.Float8BlockScaling()
