@@ -63,6 +63,13 @@ TRANSFORMERS = {
 }
 
 
+UNROTATED = {
+    "unrotated": {},
+    # as SEP has OLMo-2's q and k normed before their heads are exchanged, which are rotated behind that
+    "unrotated_norm_over_all": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all"),
+}
+
+
 class Rotary(paddle.nn.Layer):
     """The op behind MultiHeadAttention, with the angles inside, as a layer of its own."""
 
@@ -123,8 +130,8 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return DotProductAttention(head_dim, shared["backend"]), shapes
     if kind == "multi_head_attention":
         return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
-    if kind == "unrotated":
-        return MultiHeadAttention(hidden, heads, kv_heads, **shared), [(hidden,)]
+    if kind in UNROTATED:
+        return MultiHeadAttention(hidden, heads, kv_heads, **UNROTATED[kind], **shared), [(hidden,)]
     layer = TransformerLayer(hidden, FFN, heads, kv_heads, **TRANSFORMERS[kind], **shared)
     of_a_part = 0.75 if kind.endswith("of_a_part") else 1.0
     return WithRope(layer, True, TRANSFORMERS[kind].get("kv_channels", head_dim), of_a_part), [(hidden,)]
@@ -134,7 +141,7 @@ PARAMETERLESS = ("rotary", "dot_product_attention")
 
 
 WITHOUT_HEADS = ["rms_norm", "layer_norm", *LINEARS, "linear_in_out", *LAYERNORM_LINEARS, *MLPS]
-KINDS = [*WITHOUT_HEADS, "rotary", "dot_product_attention", "multi_head_attention", "unrotated", *TRANSFORMERS]
+KINDS = [*WITHOUT_HEADS, "rotary", "dot_product_attention", "multi_head_attention", *UNROTATED, *TRANSFORMERS]
 
 
 def weights(layer, generator):
