@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import paddle
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed import fleet
@@ -68,6 +70,15 @@ def own_experts(array: Rows) -> Rows:
     return array[mine * size : (mine + 1) * size]
 
 
+def all_experts(tensor: Tensor) -> Tensor:
+    """Return the rows of all experts, of which each of `make_groups`' ranks has its own. Collective over these."""
+    group, parts = _group(), list[Tensor]()
+    if group is None:
+        return tensor
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return paddle.concat(parts)
+
+
 @dataclass(frozen=True)
 class ExpertParallel:
     """The ranks that divide a layer's experts.
@@ -116,6 +127,18 @@ class ExpertParallel:
         parameter.no_sync = True
         # `upstream.expert_buckets` multiplies by the scale: each rank's loss is a mean over its own tokens
         parameter.color = {"color": COLOR, "group": self.replicas, "scale": 1 / self.size}
+
+    def draw(self, parameter: Tensor, draw: Callable[[Tensor], object]) -> None:
+        """Give a parameter that has been drawn other numbers on each rank that has other experts.
+
+        In tensor parallelism it has them. Else ranks may have the same seed: each draws as many numbers as all, and
+        keeps those of its place.
+        """
+        if self.replicas is None:
+            return
+        for rank in range(1, self.size):
+            draw(parameter if rank <= self.ranks.rank else paddle.empty_like(parameter))
+        self.same_on_replicas(parameter)
 
     def same_on_replicas(self, parameter: Tensor) -> None:
         """Give all ranks that have the same experts the first one's numbers."""

@@ -777,12 +777,6 @@ EXPERT_RULES = (
         f"x2 {_DIVIDED} --unified_checkpoint true",
     ),
     _divided(
-        lambda job: job.lora,
-        "with {lora}: adapters are small, and devices with other experts would save them as one",
-        "divide the experts by {tensor_parallel_degree:name}",
-        f"x2 finetune --do_train true {_DIVIDED} --lora true --lora_targets attention",
-    ),
-    _divided(
         lambda job: not job.one_length and job.moe_token_dispatcher_type == DISPATCHERS[0],
         "with {moe_token_dispatcher_type} needs as many tokens on each device",
         "use {moe_token_dispatcher_type:alltoall}, {pad_to_max_length:true} or {zero_padding:true}",

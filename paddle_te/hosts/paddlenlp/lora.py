@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+from paddle import Tensor
 from paddlenlp.peft import LoRAConfig, LoRAModel
 
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
+from paddle_te.distributed.expert_parallel import all_experts, experts_share, own_experts
 from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, on_device, verification
 from paddle_te.models.lora import TARGETS, DecoderLoRA
@@ -19,6 +21,8 @@ from paddle_te.weights.adapters.names import form_for
 from paddle_te.weights.adapters.sharing import check_trainable, shares
 from paddle_te.weights.names import FUSED, NATIVE
 from paddle_te.weights.verification import FULL
+
+_EXPERTS = ".experts."  # in the names of A and B that each expert has
 
 
 def target_modules(targets: str) -> list[str]:
@@ -56,7 +60,25 @@ class TELoRAModel(DecoderLoRA, LoRAModel):
 
     lora_config.target_modules are matched against the names of the parts (`models.lora`), as against native
     projections. Raises ValueError for settings that LoRA on our layers does not have, or when nothing matches.
+
+    Where sharding's ranks divide the experts, the first of them saves the A and B of all.
     """
+
+    def get_trainable_state_dict(self, *arguments: Any, **options: Any) -> dict[str, Tensor]:
+        """Return {name: what is trained}, of all experts. Collective over the ranks that divide these."""
+        state = super().get_trainable_state_dict(*arguments, **options)
+        return {name: all_experts(value) if _EXPERTS in name else value for name, value in state.items()}
+
+    def save_pretrained(self, save_directory: str, merge_tensor_parallel: bool = False, **options: Any) -> None:
+        """Save as PaddleNLP does. Collective over the ranks that divide the experts."""
+        parts, mine = experts_share()
+        if mine:
+            self.get_trainable_state_dict()  # the first one gathers
+            return
+        if parts > 1:
+            words = [word for word in (options.get("variant") or "").split("_") if word and not word.startswith("ep")]
+            options["variant"] = "_".join(words) or None
+        super().save_pretrained(save_directory, merge_tensor_parallel, **options)
 
 
 def lora_model_class(backend: str) -> Any:
@@ -110,9 +132,33 @@ def load_lora(
     check_fits(adapter, dims, "this run's model", is_tied(config))
     check_trainable(adapter)
     lora = lora_model_class(backend)(model, _config_of(adapter, model, lora_plus_scale))
-    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
-    _set_weights(lora, dict(shares(adapter, form_for(layout_of(config)), dims, degree, rank)), folder)
+    _set_adapter(lora, adapter)
     return lora
+
+
+def read_lora(lora: HostModel, folder: str | Path) -> None:
+    """Give a LoRAModel the A and B that a run with the same settings has saved in a folder. All processes call it.
+
+    Raises CheckpointError as `load_lora`.
+    """
+    adapter, config = open_adapter(folder, family_of(lora.model.config)), lora.model.config
+    check_fits(adapter, Dims(spec_of(config)), "this run's model", is_tied(config))
+    _set_adapter(lora, adapter)
+
+
+def _set_adapter(lora: HostModel, adapter: Adapter) -> None:
+    """Give each rank its share of an Adapter."""
+    config = lora.model.config
+    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
+    whole = shares(adapter, form_for(layout_of(config)), Dims(spec_of(config)), degree, rank)
+    mine = {name: _own(array, degree, rank) if _EXPERTS in name else array for name, array in whole}
+    _set_weights(lora, mine, adapter.folder)
+
+
+def _own(array: NDArray[Any], degree: int, rank: int) -> NDArray[Any]:
+    """Return the rows of this rank's experts, which tensor parallel ranks divide, or sharding's."""
+    size = len(array) // degree
+    return own_experts(array[rank * size : (rank + 1) * size])
 
 
 def _config_of(adapter: Adapter, model: HostModel, lora_plus_scale: float) -> HostConfig:

@@ -110,13 +110,8 @@ class GroupedMLP(_Grouped):
     ) -> None:
         """Make the weight `name`, other numbers on each rank that has other experts."""
         self.create_weight(name, shape, init_method, split_axis=0)
-        if self.ep is None or self.ep.replicas is None:
-            return
-        # ranks may have the same seed: each draws as many numbers, and keeps those of its place
-        weight, draw = self._parameters[name], init_method or paddle.nn.initializer.Normal(0.0, 0.02)
-        for rank in range(1, self.ep.size):
-            draw(weight if rank <= self.ep.ranks.rank else paddle.empty_like(weight))
-        self.ep.same_on_replicas(weight)
+        if self.ep is not None:
+            self.ep.draw(self._parameters[name], init_method or paddle.nn.initializer.Normal(0.0, 0.02))
 
     @property
     def weights(self) -> ExpertWeights:

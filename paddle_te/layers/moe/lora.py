@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from typing import Any, Self
 
 import paddle
 from paddle import Tensor, nn
+from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 
+from paddle_te.distributed import ExpertParallel
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.layers.lora import WithLoRA, attributes_of_b
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
@@ -15,18 +18,33 @@ from paddle_te.ops.moe import ExpertWeights, GroupedLowRank
 
 
 class GroupedLowRanks(nn.Layer):
-    """Hold A and B of one part of all experts.
+    """Hold A and B of one part of all experts, or of this rank's.
 
-    Parameters: lora_A [experts, r, in_features], lora_B [experts, out_features, r].
+    Parameters: lora_A [experts, r, in_features], lora_B [experts, out_features, r]. ep: the ranks that divide the
+    experts, or None.
     """
 
-    def __init__(self, experts: int, in_features: int, out_features: int, config: Any, dtype: Any) -> None:
+    def __init__(
+        self,
+        experts: int,
+        in_features: int,
+        out_features: int,
+        config: Any,
+        dtype: Any,
+        ep: ExpertParallel | None = None,
+    ) -> None:
         super().__init__()
         self.scaling = config.scaling
         uniform = nn.initializer.Uniform(-(in_features**-0.5), in_features**-0.5)  # Kaiming's of a single A
         make = lambda shape, init: self.create_parameter(shape, dtype=dtype, default_initializer=init)  # noqa: E731
-        self.lora_A = make([experts, config.r, in_features], uniform)
+        by_tensor_parallelism = ep is not None and ep.replicas is None
+        with get_rng_state_tracker().rng_state() if by_tensor_parallelism else nullcontext():
+            self.lora_A = make([experts, config.r, in_features], uniform)
         self.lora_B = self.create_parameter([experts, out_features, config.r], attributes_of_b(config), dtype)
+        if ep is not None:
+            ep.draw(self.lora_A, uniform)
+            for parameter in self.parameters():
+                ep.mark(parameter)
 
     def delta(self) -> Tensor:
         """Return what merging adds to the weights: float32 [experts, out_features, in_features]."""
@@ -40,24 +58,19 @@ class LoRAGroupedMLP(WithLoRA, GroupedMLP):
     def enable(cls, layer: Any, parts: Mapping[str, Mapping[str, int]], names: Collection[str], config: Any) -> Self:
         """Turn a GroupedMLP into one with LoRA, as WithLoRA.enable.
 
-        Raises ValueError for lora_dropout, and for experts that ranks divide.
+        Raises ValueError for lora_dropout.
         """
         if config.lora_dropout:
             raise ValueError(
                 f"lora_dropout={config.lora_dropout}: experts have no dropout before A; set it to 0, or leave the "
                 "experts out of target_modules"
             )
-        if layer.ep is not None:
-            raise ValueError(
-                "LoRA: adapters of experts that ranks divide cannot be saved yet; leave expert_parallel_degree and "
-                "tensor_parallel_degree at 1, or the experts out of target_modules"
-            )
         layer.parts = parts
         for weight_name, rows in parts.items():
             experts, _, in_features = getattr(layer, weight_name).shape
             for part in filter(lambda part: part in names, rows):
                 sizes = experts, in_features, rows[part]
-                layer.add_sublayer(part, GroupedLowRanks(*sizes, config, layer.params_dtype))
+                layer.add_sublayer(part, GroupedLowRanks(*sizes, config, layer.params_dtype, layer.ep))
         layer.__class__ = cls
         return layer
 
@@ -92,8 +105,8 @@ class LoRAGroupedMLP(WithLoRA, GroupedMLP):
         return GroupedLowRank(a.astype(dtype), paddle.concat(blocks, 1).astype(dtype))
 
     def split_mapping(self) -> list[tuple[str, bool]]:
-        """Return []: experts are whole on the rank that has them."""
-        return []
+        """Return [(parameter name, False)] of all A and B: each rank has those of its experts, behind each other."""
+        return [(f"{part}.{factor}", False) for part in self.adapters for factor in ("lora_A", "lora_B")]
 
     @paddle.no_grad()
     def with_products(self, name: str, weight: Tensor, sign: int = 1) -> Tensor:

@@ -7,6 +7,7 @@ weights to OUT.CASE.RANKS.RANK.npz. The samples of a step are the same however m
 """
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -18,6 +19,7 @@ from paddle_te import upstream
 from paddle_te.distributed.expert_parallel import make_groups
 from paddle_te.layers import TransformerLayer
 from paddle_te.layers.moe import MoELayer
+from paddle_te.layers.moe.lora import LoRAGroupedMLP
 from paddle_te.optimizer import fuse_clipping
 from tests import emulated_te
 
@@ -30,7 +32,9 @@ CASES = {
     "pd_alltoall": ("paddle", "float32", "alltoall"),
     "te_allgather": ("transformer_engine", "bfloat16", "allgather"),
     "te_alltoall": ("transformer_engine", "bfloat16", "alltoall"),
+    "pd_lora": ("paddle", "float32", "allgather"),
 }
+LORA = SimpleNamespace(r=4, scaling=2.0, lora_dropout=0.0)
 
 
 class Net(paddle.nn.Layer):
@@ -65,6 +69,15 @@ class Net(paddle.nn.Layer):
         return paddle.nn.functional.cross_entropy(self.head(x.astype("float32")), labels)
 
 
+def add_lora(net):
+    """Freezes the model, but for A and B beside its experts."""
+    for parameter in net.parameters():
+        parameter.stop_gradient = True
+    for layer in net.layers:
+        parts = {"fc1_weight": {"gate_proj": FFN, "up_proj": FFN}, "fc2_weight": {"down_proj": HIDDEN}}
+        LoRAGroupedMLP.enable(layer.moe_layer.experts, parts, ("gate_proj", "up_proj", "down_proj"), LORA)
+
+
 def draw_weights(net, seed, rank, ranks):
     """Gives the model the numbers of a whole one."""
     draw = np.random.default_rng(seed)
@@ -80,11 +93,12 @@ def train(case, seed, rank, ranks):
     """{name: array} of losses and weights."""
     backend, dtype, _ = CASES[case]
     net = Net(*CASES[case])
+    if "lora" in case:
+        add_lora(net)
     draw_weights(net, seed, rank, ranks)
     clip = paddle.nn.ClipGradByGlobalNorm(CLIP)
-    optimizer = paddle.optimizer.AdamW(
-        1e-2, parameters=net.parameters(), grad_clip=clip, multi_precision=True, epsilon=1e-4
-    )
+    trained = [parameter for parameter in net.parameters() if not parameter.stop_gradient]
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=trained, grad_clip=clip, multi_precision=True, epsilon=1e-4)
     fuse_clipping(optimizer)
     layer, optimizer = mixed.MixPrecisionLayer(net, dtype="bfloat16"), mixed.MixPrecisionOptimizer(optimizer)
     if ranks > 1:

@@ -28,6 +28,7 @@ def trained(tmp_path_factory, nvgpu_host, warm_start):
     ("pd_alltoall", 1e-6, 1e-6),
     ("te_allgather", 1e-2, 2e-2),
     ("te_alltoall", 1e-2, 2e-2),
+    ("pd_lora", 1e-6, 1e-6),
 ])  # fmt: skip
 def test_sharding_ranks_are_one_process(trained, case, losses, weights):
     """Clipping counts every expert once, and each expert has learnt from all samples."""

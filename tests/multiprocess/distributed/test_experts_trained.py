@@ -41,7 +41,8 @@ LAYOUTS = {
         {"pd_tight": ("pd_tight", EXACT), "te_bf16": ("te_bf16", BF16)},
         ["te_bf16"],
     ),
-    "ep2": (2, EP, {"pd_bf16": ("pd_bf16", BF16), "te_fp8": ("te_fp8", (2e-2, 1e-1))}, ["pd_bf16", "te_fp8"]),
+    "ep2": (2, EP, {"te_fp8": ("te_fp8", (2e-2, 1e-1))}, ["te_fp8"]),
+    "ep2_pp2": (4, EP | {jobs.PP: 2}, {"pd_bf16": ("pd_bf16", BF16)}, ["pd_bf16"]),
 }
 
 
@@ -57,7 +58,7 @@ def weights(folder):
 
 @pytest.fixture(scope="module")
 def ranks(folder, weights, warm_host):
-    """{layout: {variant: Run}} of two processes."""
+    """{layout: {variant: Run}} of several processes."""
     made = {}
     for layout, (processes, flags, expected, resumed) in LAYOUTS.items():
         variants = jobs.variants([*expected], weights, folder / layout, resumed)
@@ -68,10 +69,10 @@ def ranks(folder, weights, warm_host):
 
 @pytest.fixture(scope="module")
 def one(folder, weights, ranks, warm_host):
-    """{variant: Run} of one process, which also goes on from two ranks' checkpoint."""
+    """{variant: Run} of one process, which also goes on from four ranks' checkpoint."""
     names = {reference for _, _, expected, _ in LAYOUTS.values() for reference, _ in expected.values()}
     variants = jobs.variants(sorted(names), weights, folder / "one")
-    checkpoint = folder / "ep2/pd_bf16" / f"checkpoint-{jobs.SAVED_STEP}"
+    checkpoint = folder / "ep2_pp2/pd_bf16" / f"checkpoint-{jobs.SAVED_STEP}"
     moved = dict(name="moved", resume=str(checkpoint), save_what_is_loaded=True)
     variants.append(jobs.variant("pd_bf16", weights) | moved)
     return jobs.launch(folder / "one", 1, dict(), variants, "nvgpu", warm_host | dict(EMULATED_TE="hopper"))
@@ -99,10 +100,10 @@ def test_resumed_to_the_bit(layout, name, ranks):
     jobs.check_same(resumed, whole._replace(losses=later), 0, 0)
 
 
-def test_experts_of_both_ranks_are_saved(folder, ranks):
-    saved = folder / "ep2/pd_bf16" / f"checkpoint-{jobs.SAVED_STEP}"
+def test_experts_of_all_ranks_are_saved(folder, ranks):
+    saved = folder / "ep2_pp2/pd_bf16" / f"checkpoint-{jobs.SAVED_STEP}"
     names = sorted(path.name for path in saved.glob("*state.*") if path.suffix == ".pdparams")
-    assert names == ["model_state.ep00.pdparams", "model_state.ep01.pdparams"]
+    assert names == [f"model_state.pp{stage:02d}_ep{rank:02d}.pdparams" for stage in range(2) for rank in range(2)]
     convert(saved, folder / "hf", "te2hf")
     (file,) = (folder / "hf").glob("*.safetensors")
     names = [name for name in safetensors.read(file) if ".mlp.experts." in name]
@@ -110,12 +111,12 @@ def test_experts_of_both_ranks_are_saved(folder, ranks):
 
 
 def test_goes_on_in_one_process(folder, one, ranks):
-    """Weights and the optimizer's state are those that the two ranks have saved."""
-    saved = [folder / "ep2/pd_bf16", folder / "one/moved"]
+    """Weights and the optimizer's state are those that the four ranks have saved."""
+    saved = [folder / "ep2_pp2/pd_bf16", folder / "one/moved"]
     whole = []
     for number, path in enumerate(saved):
         out = folder / f"whole{number}"
         convert(path / f"checkpoint-{jobs.SAVED_STEP}", out, "reshard", with_optimizer=True)
         whole.append({path.name: path.read_bytes() for path in out.glob("*.safetensors")})
     assert whole[0] and whole[0] == whole[1]
-    jobs.check_same(logged_as("ep2", one["moved"]), ranks["ep2"]["pd_bf16_resumed"], *BF16)
+    jobs.check_same(logged_as("ep2_pp2", one["moved"]), ranks["ep2_pp2"]["pd_bf16_resumed"], *BF16)

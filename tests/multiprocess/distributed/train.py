@@ -159,11 +159,11 @@ def merged_weights(trainer, args):
 
 
 def join_experts(weights):
-    """Gives each rank of expert parallelism all experts."""
+    """Gives each rank of expert parallelism all experts of the layers of its pipeline stage."""
     everyone = []
     dist.all_gather_object(everyone, {name: value for name, value in weights.items() if ".experts." in name})
-    for name in everyone[0]:
-        weights[name] = np.concatenate([part[name] for part in everyone])
+    for name in [name for name in weights if ".experts." in name]:
+        weights[name] = np.concatenate([part[name] for part in everyone if name in part])
 
 
 def clips_in_adamw(optimizer):

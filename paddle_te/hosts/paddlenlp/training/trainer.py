@@ -30,6 +30,7 @@ from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.freezing import freeze
 from paddle_te.hosts.paddlenlp.loading import stage_layer_names
+from paddle_te.hosts.paddlenlp.lora import read_lora
 from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index, smooth_labels
 from paddle_te.hosts.paddlenlp.training.early_stopping import evaluation_in
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
@@ -505,6 +506,16 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             except (FileNotFoundError, ValueError) as error:
                 raise CheckpointError(str(error)) from error
         self._loading_seconds = time.perf_counter() - start
+
+    def _load_from_peft_checkpoint(self, checkpoint: str | None = None) -> None:
+        """Load an adapter as PaddleNLP does; where ranks divide the experts each reads its own.
+
+        PaddleNLP's reads on one rank, and copies to the others.
+        """
+        if checkpoint and self.args.expert_parallel_degree > 1:
+            read_lora(self.model, checkpoint)
+        else:
+            super()._load_from_peft_checkpoint(checkpoint)
 
     def load_weights(self, checkpoint: str) -> None:
         """Load the weights of a checkpoint from which nothing is trained any more, on all ranks."""

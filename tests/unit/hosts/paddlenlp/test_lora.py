@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -11,9 +12,12 @@ from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.llama import modeling
 from safetensors.numpy import load_file
 
+from paddle_te.configs.families import FAMILIES
+from paddle_te.distributed import ExpertParallel, TensorParallel, expert_parallel
+from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.loading import from_pretrained, load_config, load_model
-from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, target_modules
+from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, read_lora, target_modules
 from paddle_te.layers import stored_weights
 from paddle_te.models.lora import TARGETS
 from paddle_te.optimizer import fuse_clipping
@@ -393,3 +397,40 @@ def test_an_adapter_with_a_flipped_bit(seed, tmp_path):
     with pytest.raises(CheckpointError, match="lora_model_state.pdparams has another checksum"):
         load_lora(make(), tmp_path, "paddle")
     assert load_lora(make(), tmp_path, "paddle", verify="none")
+
+
+def experts_of(rank, monkeypatch):
+    """A small Mixtral with LoRA everywhere, as one of two ranks that divide the experts has it, without the other."""
+    group = SimpleNamespace(nranks=2, rank=rank)
+    ep = ExpertParallel(TensorParallel(group, rank, 2, sequence_parallel=True), SimpleNamespace(nranks=1))
+    monkeypatch.setattr(ExpertParallel, "from_fleet", lambda tp: ep)
+    monkeypatch.setattr(expert_parallel, "_group", lambda: group)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
+    more = dict(num_key_value_heads=2, num_local_experts=4, vocab_size=64, transformer_engine_backend="paddle")
+    config = config_class(FAMILIES["mixtral"])(**sizes, **more)
+    return model_class(config)(config)
+
+
+def test_ranks_that_divide_experts_have_one_adapter(tmp_path, monkeypatch):
+    """The first rank saves the A and B of all experts, and each reads its own."""
+    gather = lambda parts, tensor, group: parts.extend([tensor, tensor + 1])  # noqa: E731
+    monkeypatch.setattr(expert_parallel.dist, "all_gather", gather)
+    saved = {}
+    for rank in (1, 0):
+        lora = TELoRAModel(experts_of(rank, monkeypatch), lora_config("all", r=4, lora_alpha=8))
+        draw_adapters(lora)
+        lora.save_pretrained(str(tmp_path / str(rank)), variant=f"ep{rank:02d}", is_main_process=rank == 0)
+        saved[rank] = {name: value.numpy() for name, value in lora.model.state_dict().items() if "lora_" in name}
+    assert not (tmp_path / "1").exists()
+    whole = paddle.load(str(tmp_path / "0/lora_model_state.pdparams"), return_numpy=True)
+    assert whole.keys() == saved[0].keys() and any(".experts." in name for name in whole)
+    for name, value in saved[0].items():
+        assert (whole[name] == (np.concatenate([value, value + 1]) if ".experts." in name else value)).all(), name
+    for rank in (0, 1):
+        found = load_lora(experts_of(rank, monkeypatch), tmp_path / "0", "paddle")
+        again = TELoRAModel(experts_of(rank, monkeypatch), lora_config("all", r=4, lora_alpha=8))
+        read_lora(again, tmp_path / "0")
+        for name, value in saved[0].items():
+            own = value + rank * (".experts." in name)
+            for each in (found, again):
+                assert (each.model.state_dict()[name].numpy() == own).all(), name
