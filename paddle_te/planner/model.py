@@ -109,6 +109,18 @@ class Model:
             self, ffn=ffn, idle=stored - row * ffn, copies=ranks * (self.copies + 1), experts=self.experts / ranks
         )
 
+    @property
+    def topk(self) -> int:
+        """The greatest number of experts that a token gets in a layer; 0 without experts."""
+        layers = () if self.spec is None else self.spec.layers
+        return max((ff.topk for layer in layers if isinstance(ff := layer.feed_forward, ExpertsSpec)), default=0)
+
+    @property
+    def layers_with_experts(self) -> int:
+        """The layers that have experts."""
+        layers = () if self.spec is None else self.spec.layers
+        return sum(isinstance(layer.feed_forward, ExpertsSpec) for layer in layers)
+
     def seen(self, sequence: int) -> float:
         """Return as how many tokens long a sequence costs attention, on average over the layers.
 

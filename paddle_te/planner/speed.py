@@ -55,10 +55,12 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     trained = model.parameters - frozen_of(model, layout.freeze).on_stage(0, 1)
     local = trained_elements(model, layout, trained / (layout.tp * layout.pp))
     reference, passes = reference_ms(model, layout, gpu, tp), 1.5 if reference_runs(layout) else 1.0
-    scatter, gather = sharding_ms(local, layout, gpu)
+    scatter, gather = sharding_ms(local, layout, gpu, experts_of(model, layout))
     shared = shared_sequence_ms(model, layout, gpu)
+    dispatch = dispatch_ms(model, layout, gpu)
     forward = layers * layer / 3
     update = update_ms(own_elements(model, layout, local), layout, gpu)
+    mine = local - experts_of(model, layout) * (1 - 1 / layout.ep)  # without those that other ranks have
     backward = (layers * (layer + tp) + head) * 2 / 3
     # activations come back over the same link meanwhile
     copied = layout.layers_on_host * offloaded_bytes(model, layout) / gpu.pcie / 1e6
@@ -66,23 +68,24 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
     reductions, gathers = m if layout.shards_gradients else 1, m if layout.shards_weights else 1
     communication = reductions * exposed_ms(scatter, 2 * forward, layout, gpu)
     communication += gathers * exposed_ms(gather, forward, layout, gpu)
-    launch = max(0.0, layers * (m * launch_ms(layout, gpu) - first - (m - 1) * layer - m * (tp + shared)))
+    launch = max(0.0, layers * (m * launch_ms(layout, gpu) - first - (m - 1) * layer - m * (tp + shared + dispatch)))
     return {
         "layers": layers * (first + (m - 1) * layer),
         "host": gpu.gap + launch,
         "tensor parallel": m * layers * tp,
+        "dispatch": m * layers * dispatch,
         "shared sequences": m * layers * shared + shared_gradients_ms(local, layout, gpu),
         "stage transfers": m * transfer * passes,
         "head": m * head,
         "reference": m * reference,
-        "main gradients": main_gradients_ms(local, layout, gpu),
+        "main gradients": main_gradients_ms(mine, layout, gpu),
         "bubble": (layout.pp - 1)
         / layout.vp
-        * (layers * (layer + tp + shared) + transfer * passes + reference),  # the head is the last stage's
+        * (layers * (layer + tp + shared + dispatch) + transfer * passes + reference),  # the head is the last stage's
         "sharding": communication,
         "offload": m * offload_ms(model, layout, gpu, layer + tp + shared)
         + states_ms(model, layout, gpu, update + max(0.0, backward - copied) * (layout.optimizer_in_backward != "off")),
-        "optimizer": update + gradients_ms(local, layout, gpu),
+        "optimizer": update + gradients_ms(mine, layout, gpu),
     }
 
 
@@ -113,9 +116,10 @@ def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     gemms = products(model, layout) * tokens * model.active_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
     elementwise = tokens * elementwise_bytes(model, layout) / (gpu.hbm_lora if layout.lora else gpu.hbm) / 1e6
-    casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
+    weights = model.gemm_weights - model.experts * (1 - 1 / layout.ep)
+    casts = weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
     if layout.fp8_base:  # transposes for backward
-        casts = model.gemm_weights * 2 / gpu.hbm / 1e6
+        casts = weights * 2 / gpu.hbm / 1e6
     once = gemms + attention + elementwise
     if layout.recomputed == "full":
         again = gemms * 2 / products(model, layout) + elementwise / 3 + ATTENTION_FORWARD * attention
@@ -347,6 +351,29 @@ def tensor_parallel_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     return 4 * gather + 2 * scatter + (1 - gpu.tp_overlap) * (2 * gather + 2 * scatter)
 
 
+def experts_of(model: Model, layout: Job) -> float:
+    """Return the elements of a stage's experts that sharding's ranks divide and train; 0 where none do."""
+    trains = layout.ep > 1 and not layout.lora
+    return model.layers / layout.pp * model.experts if trains else 0.0
+
+
+def dispatch_ms(model: Model, layout: Job, gpu: Gpu) -> float:
+    """Of a micro-batch in one layer, forward and backward, on average: what ranks that divide the experts send.
+
+    Tokens go to the experts and their sums back, bf16, and gradients likewise, while nothing is computed: of N ranks
+    each sends its tokens to all others, or by all-to-all those that have experts there, of k experts a token
+    1 - (1 - 1/N)^k where experts are in balance. The host's wait for the numbers of rows is not counted.
+    """
+    if layout.ep == 1:
+        return 0.0
+    forwards = 2 if layout.recomputed == "full" or "moe" in layout.recomputed_modules else 1
+    by_all_to_all = layout.moe_token_dispatcher_type == "alltoall"
+    share = 1 - (1 - 1 / layout.ep) ** model.topk if by_all_to_all else 1.0
+    size = 2 * layout.tokens * model.hidden * layout.ep * share
+    one = ring_ms(size, layout.ep, layout.tp * layout.pp * layout.sharing, 1, gpu)
+    return 2 * (forwards + 1) * one * model.layers_with_experts / model.layers
+
+
 def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch in one layer, forward and backward: what ranks that share sequences send and rearrange."""
     if layout.sharing == 1:
@@ -386,19 +413,24 @@ def stage_transfer_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     return layout.vp * 2 * (size / bandwidth / 1e6 + hop / 1e3)
 
 
-def sharding_ms(local: float, layout: Job, gpu: Gpu) -> tuple[float, float]:
-    """ms of the collectives during backward, and of those during forward, for a rank's `local` parameters."""
-    messages = math.ceil(2 * local / gpu.bucket)
+def sharding_ms(local: float, layout: Job, gpu: Gpu, experts: float = 0.0) -> tuple[float, float]:
+    """ms of the collectives during backward, and of those during forward, for a rank's `local` parameters.
+
+    experts: those of them that layout.ep ranks divide; such a rank shares what it has with its replicas.
+    """
     stride = layout.tp * layout.pp * layout.sharing
 
-    def ring(bytes_each: int, ranks: int) -> float:
-        return ring_ms(bytes_each * local, ranks, stride, messages, gpu)
+    def ring(bytes_each: int, ranks: int, elements: float, between: int = 1) -> float:
+        return ring_ms(bytes_each * elements, ranks, stride * between, math.ceil(2 * elements / gpu.bucket), gpu)
 
-    replicas = 2 * ring(2, layout.replicas)  # all-reduce of bf16 gradients
+    replicas = 2 * ring(2, layout.replicas, local)  # all-reduce of bf16 gradients
     if layout.sharding_ranks == 1:
         return replicas, 0.0
-    gradients = ring(4 if layout.amp_master_grad else 2, layout.sharding_ranks)
-    weights = ring(2, layout.sharding_ranks)
+    groups = [(layout.sharding_ranks, local - experts, 1)]
+    if experts:
+        groups.append((layout.sharding_ranks // layout.ep, experts / layout.ep, layout.ep))
+    of_gradient = 4 if layout.amp_master_grad else 2
+    gradients, weights = (sum(ring(size, *group) for group in groups) for size in (of_gradient, 2))
     again = layout.shards_weights and (layout.precision != "fp8" or layout.recomputed == "full")
     return replicas + gradients + (weights if again else 0), weights
 

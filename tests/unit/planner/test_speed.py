@@ -341,3 +341,25 @@ def test_a_reference_takes_a_forward():
     assert times(**alike, micro_batches=3, script="kto")["reference"] == pytest.approx(3 * reference["reference"])
     for without in (dict(precompute_ref_log_probs=True), dict(loss_type="orpo"), dict(reference_free=True)):
         assert times(**alike, script="dpo", **without)["reference"] == 0
+
+
+def test_ranks_that_divide_experts():
+    """Qwen3-30B's 2048 numbers of 1000 tokens on two ranks, gathered and scattered, each way, in 48 layers."""
+    model, whole = Model.of(configs.read("qwen3-30b-a3b")), layout(4, sharding=4, stage=1).but(amp_master_grad=True)
+    one, two = (speed.time_of_step(model, whole.but(expert_parallel_degree=ep), ROUND) for ep in (1, 2))
+    each = 2 * 1000 * 2048 * 2 / 2 / 100e6
+    assert one["dispatch"] == 0 and two["dispatch"] == pytest.approx(48 * 4 * each)
+    exchanged = whole.but(expert_parallel_degree=4, moe_token_dispatcher_type="alltoall")
+    all_four = speed.time_of_step(model, exchanged, ROUND)["dispatch"]
+    assert all_four == pytest.approx(48 * 4 * 3 * each * (1 - 0.75**8))
+    again = whole.but(expert_parallel_degree=2, recompute=True, recompute_granularity="full")
+    assert speed.dispatch_ms(model, again, ROUND) == pytest.approx(6 * each)
+
+
+def test_experts_gradients_go_to_their_replicas():
+    """Four ranks, of which two and two have the same experts: half of their numbers, shared by two instead of four."""
+    settings = layout(4, sharding=4, stage=1).but(amp_master_grad=True)
+    scatter, gather = speed.sharding_ms(1e9, settings, ROUND)
+    divided = speed.sharding_ms(1e9, settings.but(expert_parallel_degree=2), ROUND, experts=0.8e9)
+    assert (scatter, gather) == pytest.approx((4e9 * 3 / 4 / 100e6, 2e9 * 3 / 4 / 100e6))
+    assert divided == pytest.approx((0.2 * scatter + 4 * 0.4e9 / 2 / 100e6, 0.2 * gather + 2 * 0.4e9 / 2 / 100e6))
