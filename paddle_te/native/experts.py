@@ -42,10 +42,14 @@ class Places(NamedTuple):
     prob_of: int
 
 
-def most_rows(tokens: int, experts: int, topk: int, multiple: int) -> int:
-    """Return the rows that tokens with `topk` experts each can need at most."""
-    filled = min(experts, tokens * topk)  # experts that have rows
-    return (tokens * topk + filled * (multiple - 1)) // multiple * multiple
+def most_rows(tokens: int, experts: int, topk: int, multiple: int, pairs: int | None = None) -> int:
+    """Return the rows that tokens with `topk` experts each can need at most.
+
+    pairs: of a token and an expert of it, at most, where that is known.
+    """
+    pairs = tokens * topk if pairs is None else min(pairs, tokens * topk)
+    filled = min(experts, pairs)  # experts that have rows
+    return (pairs + filled * (multiple - 1)) // multiple * multiple
 
 
 def place(

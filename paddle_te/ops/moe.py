@@ -121,6 +121,7 @@ class MoEOps(Protocol):
         weights: ExpertWeights,
         *,
         topk: int,
+        pairs: int | None = None,
         residual: Tensor | None = None,
         activation: str = "swiglu",
         recompute_activation: bool = False,
@@ -130,7 +131,8 @@ class MoEOps(Protocol):
         """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token, [tokens, h].
 
         The probability multiplies the activation, so that nothing of h columns is kept for its gradient.
-        topk: the greatest number of a token's experts.
+        topk: the greatest number of a token's experts. pairs: of a token and an expert of it, at most; None: topk for
+        each token. A backend for which the host waits for nothing makes room for as many rows.
         """
 
 

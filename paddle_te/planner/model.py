@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from paddle_te.configs.spec import ExpertsSpec, ModelSpec, spec_of
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 
+EXCHANGED_ROOM = 9 / 8  # rows of experts that `layers.moe.token_dispatcher` makes room for, over those in balance
 MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
 
 
@@ -96,18 +98,22 @@ class Model:
             spec,
         )
 
-    def of_a_rank(self, ranks: int) -> Model:
+    def of_a_rank(self, ranks: int, by_all_to_all: bool = False) -> Model:
         """Return what each of `ranks` that divide the experts has, as a model whose layers have as much.
 
         Each gathers the tokens of all, for which te's experts have room as if all of them had their experts here.
+        By all-to-all it gets the tokens that have experts here, where these are in balance; as many as those of a rank
+        have it has room for, an eighth more.
         """
         if ranks == 1:
             return self
-        ffn, row = ranks * self.ffn, self.mlp_row
+        arrived, room = float(ranks), float(ranks)
+        if by_all_to_all:
+            arrived, room = ranks * (1 - (1 - 1 / ranks) ** self.topk), EXCHANGED_ROOM
+        ffn, row = math.ceil(room * self.ffn), self.mlp_row
         stored = self.mlp_weights - self.experts * (1 - 1 / ranks)
-        return replace(
-            self, ffn=ffn, idle=stored - row * ffn, copies=ranks * (self.copies + 1), experts=self.experts / ranks
-        )
+        copies = room * self.copies + arrived
+        return replace(self, ffn=ffn, idle=stored - row * ffn, copies=copies, experts=self.experts / ranks)
 
     @property
     def topk(self) -> int:

@@ -125,10 +125,12 @@ class GroupedMLP(_Grouped):
         routing_map: Tensor,
         residual: Tensor | None = None,
         is_first_microbatch: bool | None = None,
+        pairs: int | None = None,
     ) -> Tensor:
         """Compute [tokens, hidden_size] -> the same shape.
 
-        probs and routing_map: a router's. residual: is added.
+        probs and routing_map: a router's. residual: is added. pairs: of a token and an expert of it, at most; None:
+        moe_router_topk for each token.
         """
         config = self.config
         first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
@@ -138,6 +140,7 @@ class GroupedMLP(_Grouped):
             routing_map,
             self.weights,
             topk=config.moe_router_topk,
+            pairs=pairs,
             residual=residual,
             activation=config.activation,
             recompute_activation=config.recomputes("moe_act"),

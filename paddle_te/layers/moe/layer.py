@@ -76,7 +76,8 @@ class MoELayer(_Layer):
             y = layers["experts"](of_experts, probs, routing_map, base, is_first_microbatch)
         else:
             arrived = self.dispatcher.dispatch(of_experts, probs, routing_map)
-            y = layers["experts"](arrived.tokens, arrived.probs, arrived.routing_map, None, is_first_microbatch)
+            given = arrived.tokens, arrived.probs, arrived.routing_map
+            y = layers["experts"](*given, None, is_first_microbatch, arrived.pairs)
             y = self.dispatcher.combine(y, arrived)
             y = y if base is None else self.router.moe_ops.add(base, y)
         y = y.reshape(x.shape)

@@ -22,7 +22,7 @@ class Routes(NamedTuple):
 
     sent, received: rows to each rank, and from each. tokens, targets: int64 [rows sent], a row's token and rank.
     places: int64 [tokens, ranks], a token's row for each rank, behind the last row where it does not go there.
-    room: rows of what is received, padding included.
+    room: rows of what is received, padding included. pairs: of such a row and an expert of it here, at most.
     """
 
     ranks: TensorParallel
@@ -32,6 +32,7 @@ class Routes(NamedTuple):
     targets: Tensor
     places: Tensor
     room: int
+    pairs: int
 
 
 class Arrived(NamedTuple):
@@ -41,6 +42,11 @@ class Arrived(NamedTuple):
     probs: Tensor
     routing_map: Tensor
     routes: Routes | None = None
+
+    @property
+    def pairs(self) -> int | None:
+        """Return how many pairs of a token and an expert of it there are at most; None where nobody knows."""
+        return None if self.routes is None else self.routes.pairs
 
 
 class TokenDispatcher(Protocol):
@@ -118,7 +124,7 @@ class MoEAlltoAllTokenDispatcher:
 
     The numbers of rows must be known to the host: it waits for the router once a layer, in forward. What arrives gets
     rows without experts behind it, up to a multiple of an eighth of this rank's tokens: te records a program for each
-    number of rows.
+    number of rows. So is the number of rows that the experts have, for which te makes room.
     """
 
     def __init__(self, ep: ExpertParallel) -> None:
@@ -138,16 +144,24 @@ class MoEAlltoAllTokenDispatcher:
     @paddle.no_grad()
     def _routes(self, routing_map: Tensor) -> Routes:
         ranks, tokens = self.ranks, routing_map.shape[0]
-        goes = routing_map.reshape([tokens, ranks.size, -1]).astype("int64").max(-1).transpose([1, 0])
-        counts = goes.sum(1)
-        sent, received = paddle.stack([counts, ranks.all_to_all(counts)]).numpy().tolist()  # the host waits
+        chosen = routing_map.reshape([tokens, ranks.size, -1]).astype("int64").sum(-1).transpose([1, 0])
+        goes = (chosen > 0).astype("int64")
+        counts = paddle.stack([goes.sum(1), chosen.sum(1)], 1)  # for each rank, rows, and pairs of these and experts
+        mine, theirs = paddle.stack([counts, ranks.all_to_all(counts)]).numpy().tolist()  # the host waits
+        (sent, pairs_sent), (received, pairs) = zip(*mine, strict=True), zip(*theirs, strict=True)
         rows, flat = sum(sent), goes.flatten()
         order = paddle.argsort(1 - flat, stable=True)[:rows]
         places = paddle.where(flat > 0, flat.cumsum() - 1, paddle.full_like(flat, rows))
-        step = max(tokens // STEPS, 1)
-        room = max(-(-sum(received) // step), 1) * step
         places = places.reshape([ranks.size, tokens]).transpose([1, 0])
-        return Routes(ranks, sent, received, order % tokens, order // tokens, places, room)
+        of_a_token = -(-sum(pairs_sent) // tokens)
+        rooms = _room(sum(received), tokens), _room(sum(pairs), of_a_token * tokens)
+        return Routes(ranks, [*sent], [*received], order % tokens, order // tokens, places, *rooms)
+
+
+def _room(number: int, whole: int) -> int:
+    """Return the multiple of an eighth of `whole`, from 1 on, that has room for a number."""
+    step = max(whole // STEPS, 1)
+    return max(-(-number // step), 1) * step
 
 
 def _sent(rows: Tensor, routes: Routes, padding: float) -> Tensor:

@@ -107,13 +107,14 @@ def experts_mlp(
     weights: ExpertWeights,
     *,
     topk: int,
+    pairs: int | None = None,
     residual: Tensor | None = None,
     activation: str = "swiglu",
     recompute_activation: bool = False,
     quantizers: QuantizersOfTwo = (None, None),
     fuse_wgrad_accumulation: bool = False,
 ) -> Tensor:
-    """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
+    """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token. The pairs are counted here."""
     multiple = 1 if quantizers[0] is None else quantizers[0].input.scaling.multiple
     places = rows_of(routing_map, topk, multiple)
 

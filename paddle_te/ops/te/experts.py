@@ -155,12 +155,13 @@ class Group(NamedTuple):
 class ExpertsSettings(NamedTuple):
     """topk: the greatest number of a token's experts. recompute: whether backward computes the activation again.
 
-    activation: one of ACTIVATIONS.
+    activation: one of ACTIVATIONS. pairs: as `MoEOps.experts_mlp` has them.
     """
 
     topk: int
     recompute: bool
     activation: str
+    pairs: int | None
 
 
 class _Placed(NamedTuple):
@@ -327,7 +328,8 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: ExpertsSettings) -> tuple
     (first, second), train = inputs.quantizers, inputs.train
     (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs, settings.activation), x.shape, fc1.shape[0]
     multiple = _multiple(first, 1)
-    sizes = experts.Sizes(tokens, count, experts.most_rows(tokens, count, settings.topk, multiple), multiple)
+    room = experts.most_rows(tokens, count, settings.topk, multiple, settings.pairs)
+    sizes = experts.Sizes(tokens, count, room, multiple)
     placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x, settings.activation)
     group, code, (low1, low2) = placed.group, placed.code, _low_ranks(inputs)
     expert_low_rank.find_begins(rt, group, low1, low2)
@@ -463,6 +465,7 @@ def experts_mlp(
     weights: ExpertWeights,
     *,
     topk: int,
+    pairs: int | None = None,
     residual: Tensor | None = None,
     activation: str = "swiglu",
     recompute_activation: bool = False,
@@ -477,7 +480,7 @@ def experts_mlp(
     return autograd.apply(
         _EXPERTS_MLP,
         (x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias, *factors),
-        ExpertsSettings(topk, recompute_activation, activation),
+        ExpertsSettings(topk, recompute_activation, activation, pairs),
         quantizers=quantizers,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
     )

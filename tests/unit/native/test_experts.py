@@ -423,3 +423,4 @@ def test_most_rows():
     assert experts.most_rows(100, 8, 2, 1) == 200
     assert experts.most_rows(100, 8, 2, 16) == 320  # each expert may be filled up by 15, in whole 16s
     assert experts.most_rows(3, 8, 2, 16) == 96  # no more than six experts have rows
+    assert experts.most_rows(100, 8, 2, 16, 40) == 160 and experts.most_rows(3, 8, 2, 1, 40) == 6

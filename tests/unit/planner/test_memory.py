@@ -329,3 +329,9 @@ def test_ranks_that_divide_experts():
     assert one.gradients - four.gradients == pytest.approx(4 * experts * 3 / 4, rel=1e-6)
     assert four.states == pytest.approx(one.states, rel=1e-6)
     assert four.activations > one.activations
+    exchanged = whole.but(expert_parallel_degree=4, moe_token_dispatcher_type="alltoall")
+    few = memory.memory_of_step(model, exchanged)
+    assert few.weights == pytest.approx(four.weights) and one.activations < few.activations < four.activations
+    rank = model.of_a_rank(4, by_all_to_all=True)
+    assert rank.ffn == 9 / 8 * 8 * 768 and rank.copies == pytest.approx(9 / 8 * 8 + 4 * (1 - 0.75**8))
+    assert rank.mlp_weights == pytest.approx(model.of_a_rank(4).mlp_weights)

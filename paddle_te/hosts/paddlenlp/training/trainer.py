@@ -190,6 +190,9 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         """
         args = self.args
         optimizer = super().create_optimizer(lr_scheduler)
+        if "split_param" in args.sharding_parallel_config:  # whose buffers take no weights without gradients
+            trained = [weight for weight in optimizer._parameter_list if not weight.stop_gradient]
+            optimizer._parameter_list = optimizer._param_groups = trained
         decay_matrices(optimizer)
         if args.optimizer_in_backward == "off":
             fuse_clipping(optimizer)
