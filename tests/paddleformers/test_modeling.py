@@ -54,6 +54,12 @@ def compare(host, ours, input_ids, **inputs):
             assert relative(parameter.grad, theirs[name].grad) < 1e-4, name
 
 
+def test_outer_layers_in_16_bits():
+    flags = dict(use_fp8=True, fp8_recipe="current", fp8_skip_layers="last:1", num_hidden_layers=2)
+    model = model_class(config := tiny_config(**flags))(config)
+    assert [layer.fp8_recipe is not None for layer in model.model.layers] == [True, False]
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_same_loss_and_gradients(seed, kv_heads):
     generator = np.random.default_rng(seed)

@@ -31,7 +31,7 @@ EVALUATED = dict(do_eval=True, evaluation_strategy="steps", eval_steps=STEPS // 
 SFT = dict(PLAIN, stage="SFT", per_device_eval_batch_size=2, **EVALUATED)
 SFT_ONE = SFT | dict(per_device_train_batch_size=1, per_device_eval_batch_size=1)
 BF16 = dict(transformer_engine_backend="transformer_engine", bf16=True, fp16_opt_level="O2", amp_master_grad=True)
-FP8 = dict(BF16, use_fp8=True, fp8_recipe="delayed")
+FP8 = dict(BF16, use_fp8=True, fp8_recipe="delayed", fp8_skip_layers="last:1")
 JOBS = {
     "pd": (1, PD),
     "pd-dp": (2, PD | DATA_PARALLEL),
