@@ -1292,8 +1292,9 @@ PREFERENCE_RULES = (
     ),
     Rule(
         lambda job: job.prefers and job.fp8_lm_head,
-        "{fp8_lm_head}: log-probabilities are computed in chunks of tokens, in the activations' precision",
-        "leave it out",
+        "{fp8_lm_head}: the head computes answers' tokens only, some 4 % of an 8B model's products, and rewards are "
+        "small differences of its log-probabilities, which fp8 would round",
+        "leave it out: the layers stay in fp8",
         f"{_DPO} {FP8} --fp8_lm_head true",
         f"{_DPO} {FP8}",
     ),
