@@ -8,6 +8,7 @@ from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.native import BackendUnavailable
 from paddle_te.ops.moe import Routing, get_moe_ops
 from tests import moe_lora_cases
+from tests.bfloat16 import truncated
 from tests.moe_te_cases import CONFIGS, RECIPES, check, check_fp8, draw, relative, run
 
 
@@ -56,6 +57,26 @@ def test_lora_over_weights_in_fp8_only(gpu, poisoned):
     layers = [moe_lora_cases.make(*given, in_fp8) for in_fp8 in (False, True)]
     want, found = (moe_lora_cases.step(layer, seed, "current") for layer in layers)
     assert max(relative(found[name], value) for name, value in want.items()) < 1e-6
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "clamped_swiglu"])
+def test_activations_times_a_number_for_each_row(gpu, poisoned, activation, seed):
+    """Of the same bfloat16 numbers, many of which lie beyond clamped_swiglu's limits."""
+    generator = np.random.default_rng(seed)
+    x, dy = (
+        truncated(scale * generator.standard_normal([96, 128 * n]).astype("float32")) for scale, n in ((6, 2), (1, 1))
+    )
+    scales, found = generator.random(96, "float32"), []
+    for backend, dtype, device in (("paddle", "float32", "cpu"), ("transformer_engine", "bfloat16", gpu)):
+        paddle.set_device(device)
+        hidden = paddle.to_tensor(x).astype(dtype).detach()
+        of_rows = paddle.to_tensor(scales)
+        hidden.stop_gradient = of_rows.stop_gradient = False
+        act = get_moe_ops(backend).scaled_activate(hidden, of_rows, activation)
+        act.backward(paddle.to_tensor(dy).astype(dtype))
+        found.append([tensor.astype("float32").numpy() for tensor in (act, hidden.grad, of_rows.grad)])
+    for truth, got in zip(*found, strict=True):
+        assert relative(got, truth) < 5e-3
 
 
 ROUTINGS = [
