@@ -548,6 +548,8 @@ def launch(kernel, grid, block, shared, stream, *arguments):
         return globals()[name](Form(*defines[:3]), *arguments)
     kernel, *options = kernel.split()
     name, _, dtype = kernel.rpartition("_")
+    if name.startswith("latent"):
+        return globals()[name](ELEMENTS[dtype], grid, _Turn(options == ["1"]), *arguments)
     rotating = (rope, qk_norm_forward, qk_norm_backward, qk_norm_sums, rotation_cast)
     rotating = {function.__name__: function for function in rotating}
     if name in rotating:
@@ -583,6 +585,39 @@ def _heads_of(dtype, tokens, places, heads, d):
     return [
         strided(at, (tokens, n, d), stride, dtype) for at, stride, n in zip(places[:3], places[3:], heads, strict=True)
     ]
+
+
+def _latent(tokens, turn, dtype, arguments):
+    """(arrays at the six addresses, what turns, the numbers of a head that it does not) of kernels/latent.cu."""
+    *addresses, angles, s, heads, widths, value, factor = arguments
+    plain = turn.read(widths, factor)
+    key = plain + turn.width
+    shapes = [(heads, key), (heads, plain + value), (1, turn.width)], [(heads, key), (heads, key), (heads, value)]
+    forward, backward = (addresses[:3], addresses[3:]), (addresses[3:], addresses[:3])
+    rotated = lambda x, sign: turn(x.astype(np.float32), angles, s, sign)  # noqa: E731
+    inputs, results = (
+        [
+            [at(a, (tokens, *shape), dtype) for a, shape in zip(where, each, strict=True)]
+            for where, each in zip(order, shapes, strict=True)
+        ]
+        for order in (forward, backward)
+    )
+    return inputs, results, rotated, plain
+
+
+def latent_forward(dtype, tokens, turn, *arguments):
+    """kernels/latent.cu."""
+    ((q, kv, position), (q_out, k_out, v_out)), _, rotated, plain = _latent(tokens, turn, dtype, arguments)
+    q_out[..., :plain], k_out[..., :plain], v_out[...] = q[..., :plain], kv[..., :plain], kv[..., plain:]
+    q_out[..., plain:], k_out[..., plain:] = rotated(q[..., plain:], 1), rotated(position, 1)
+
+
+def latent_backward(dtype, tokens, turn, *arguments):
+    """kernels/latent.cu."""
+    _, ((dq_out, dkv, dposition), (dq, dk, dv)), rotated, plain = _latent(tokens, turn, dtype, arguments)
+    dq_out[..., :plain], dkv[..., :plain], dkv[..., plain:] = dq[..., :plain], dk[..., :plain], dv
+    dq_out[..., plain:] = rotated(dq[..., plain:], -1)
+    dposition[...] = rotated(dk[..., plain:].astype(np.float32).sum(1, keepdims=True), -1)
 
 
 class _Turn:
@@ -1008,6 +1043,7 @@ def install(setattr=setattr):
         column_sums,
         cross_entropy,
         experts,
+        latent,
         low_rank,
         mxfp8,
         qk_norm,
@@ -1036,6 +1072,7 @@ def install(setattr=setattr):
         column_sums,
         cross_entropy,
         experts,
+        latent,
         low_rank,
         mxfp8,
         qk_norm,

@@ -10,6 +10,7 @@ from paddle_te.layers import (
     LayerNormLinear,
     LayerNormMLP,
     Linear,
+    MLASelfAttention,
     MultiHeadAttention,
     RMSNorm,
     RotaryPositionEmbedding,
@@ -60,6 +61,11 @@ TRANSFORMERS = {
     "norms_after": dict(norms="after"),
     "norms_before_and_after": dict(norms="both", zero_centered_gamma=True, activation="geglu"),
     "gpt": dict(bias=True, normalization="LayerNorm", activation="gelu"),
+}
+# heads of DeepSeek's sizes: 192 numbers of queries and keys, of which 64 are rotated, and 128 of values
+LATENT = {
+    "latent": dict(kv_lora_rank=128, q_lora_rank=256),
+    "latent_direct": dict(kv_lora_rank=128, softmax_scale=0.1, rotary_factor=1.25),
 }
 
 
@@ -132,6 +138,9 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
     if kind in UNROTATED:
         return MultiHeadAttention(hidden, heads, kv_heads, **UNROTATED[kind], **shared), [(hidden,)]
+    if kind in LATENT:
+        half = MLASelfAttention.in_layer(**LATENT[kind])
+        return WithRope(TransformerLayer(hidden, FFN, heads, attention_half=half, **shared), True, 64), [(hidden,)]
     layer = TransformerLayer(hidden, FFN, heads, kv_heads, **TRANSFORMERS[kind], **shared)
     of_a_part = 0.75 if kind.endswith("of_a_part") else 1.0
     return WithRope(layer, True, TRANSFORMERS[kind].get("kv_channels", head_dim), of_a_part), [(hidden,)]
@@ -141,7 +150,7 @@ PARAMETERLESS = ("rotary", "dot_product_attention")
 
 
 WITHOUT_HEADS = ["rms_norm", "layer_norm", *LINEARS, "linear_in_out", *LAYERNORM_LINEARS, *MLPS]
-KINDS = [*WITHOUT_HEADS, "rotary", "dot_product_attention", "multi_head_attention", *UNROTATED, *TRANSFORMERS]
+KINDS = [*WITHOUT_HEADS, "rotary", "dot_product_attention", "multi_head_attention", *UNROTATED, *TRANSFORMERS, *LATENT]
 
 
 def weights(layer, generator):

@@ -8,6 +8,7 @@ from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
 from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm, stored_weights
+from paddle_te.layers.mla import MLAConfig, MLASelfAttention
 from paddle_te.layers.replacement import replace_linear
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
@@ -18,6 +19,8 @@ __all__ = [
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",
+    "MLAConfig",
+    "MLASelfAttention",
     "MultiHeadAttention",
     "RMSNorm",
     "RotaryPositionEmbedding",

@@ -16,7 +16,7 @@ from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size, norm_of
 from paddle_te.layers.masks import additive_mask
 from paddle_te.layers.ring_attention import ring_attention
-from paddle_te.layers.settings import AttentionSettings, CoreSettings, takes
+from paddle_te.layers.settings import AttentionSettings, CoreSettings, LayerSettings, takes
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.norms import Norm, QKNorm
@@ -37,7 +37,7 @@ class DotProductAttention(BackendLayer):
         self.attn_mask_type, self.causal, self.window = settings.attn_mask_type, settings.causal, settings.window
         self.layer_number, self.dropout_in_training = settings.layer_number, settings.attention_dropout
         self.tp = TensorParallel.from_fleet() if settings.set_parallel_mode else None
-        self.kv_channels, self.scale = settings.kv_channels, settings.scale
+        self.channels, self.scale = settings.channels, settings.scale
         self.softcap, self.softmax_type = settings.attn_logit_softcapping, settings.softmax_type
         self.softmax_offset = self._create_offset(settings) if self.softmax_type == "learnable" else None
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
@@ -80,7 +80,8 @@ class DotProductAttention(BackendLayer):
         if packed and self.softmax_type != "vanilla":
             self.ops.check_packed_attention(self.softmax_type)
         if case not in self._checked:  # asked once: neither the layer nor the GPU changes
-            self.ops.check_attention(self.kv_channels, self.window, *case, self.softcap, self.softmax_type)
+            head_dim, value_dim = self.channels
+            self.ops.check_attention(head_dim, self.window, *case, self.softcap, self.softmax_type, value_dim)
             self._checked.add(case)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
@@ -100,7 +101,7 @@ class DotProductAttention(BackendLayer):
                 raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
         backward = (self.training or paddle.is_grad_enabled()) and has_fp8_backward(quantizers)
-        self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
+        self.ops.check_fp8_attention(self.channels[0], sequence, backward)
         return quantizers
 
     def forward(
@@ -114,6 +115,7 @@ class DotProductAttention(BackendLayer):
     ) -> Tensor:
         """Compute query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
 
+        With two sizes in kv_channels d is the first of queries and keys, and the second of values and the result.
         attention_mask: additive, [b or 1, 1, s, s_kv], which says by itself what is seen, whatever attn_mask_type; with
         a padding type also bool, [b, 1, 1, s_kv], True for padding, as TE has it. is_first_microbatch: matters in fp8
         only. cu_seqlens: int32 [documents + 1], where the documents in the b·s tokens begin and end (`ops.documents`):
@@ -158,6 +160,11 @@ class MultiHeadAttention(BackendLayer):
     hidden_size], each part split over the ranks by heads; the bias likewise.
     Arguments: AttentionSettings'.
     """
+
+    @classmethod
+    def of_layer(cls, settings: LayerSettings) -> MultiHeadAttention:
+        """Make the attention half of a TransformerLayer."""
+        return cls.of(settings.attention)
 
     @takes(AttentionSettings)
     def __init__(self, settings: AttentionSettings) -> None:

@@ -52,17 +52,18 @@ def _longrope_attention_factor(scaling: Mapping[str, Any], grown: float) -> floa
     return math.sqrt(1 + math.log(grown) / math.log(scaling[_LENGTH])) if grown > 1 else 1.0
 
 
+def _yarn_mscale(scaling: Mapping[str, Any], mscale: float = 1.0) -> float:
+    """Return YaRN's √(1/t) for queries and keys (its section 3.4), as far as mscale says."""
+    return 0.1 * mscale * math.log(scaling["factor"]) + 1.0 if scaling["factor"] > 1 else 1.0
+
+
 def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
-    """Return YaRN's √(1/t) for queries and keys; with mscale_all_dim as DeepSeek's models have it."""
-
-    def grown(mscale: float) -> float:
-        return 0.1 * mscale * math.log(scaling["factor"]) + 1.0 if scaling["factor"] > 1 else 1.0
-
+    """Return what YaRN multiplies rotated numbers by; with mscale_all_dim as DeepSeek's models have it."""
     if scaling.get("attention_factor") is not None:
         return scaling["attention_factor"]
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return grown(scaling["mscale"]) / grown(scaling["mscale_all_dim"])
-    return grown(1.0)
+        return _yarn_mscale(scaling, scaling["mscale"]) / _yarn_mscale(scaling, scaling["mscale_all_dim"])
+    return _yarn_mscale(scaling)
 
 
 def _in_long_documents(position_ids: Tensor, length: int) -> Tensor:
@@ -86,6 +87,7 @@ class RotaryPositionEmbedding(nn.Layer):
     attention_factor: what the rotated numbers of attention's queries and keys are to be multiplied by, each; 1.0 but
     for yarn and longrope. Rotation keeps lengths, so its square belongs into the scale of the softmax, where all of a
     head is rotated.
+    latent_factor: what latent attention multiplies whole queries and keys by, each: yarn's of mscale_all_dim, 1.0 else.
     switches_at: the longest sequence for which longrope's short_factor holds; None with other kinds.
     """
 
@@ -102,7 +104,7 @@ class RotaryPositionEmbedding(nn.Layer):
         dim = int(dim * rotary_percent)
         scaling = rope_scaling or {}
         kind, factor = scaling.get("rope_type"), scaling.get("factor")
-        self.dim, self.rotary_base, self.attention_factor = dim, rotary_base, 1.0
+        self.dim, self.rotary_base, self.attention_factor, self.latent_factor = dim, rotary_base, 1.0, 1.0
         self.seq_len_interpolation_factor = factor if kind == "linear" else seq_len_interpolation_factor
         inv_freq = self._frequencies(self._stretch(scaling["factor"]) if kind == "ntk" else 1.0)
         if kind == "llama3":
@@ -110,6 +112,7 @@ class RotaryPositionEmbedding(nn.Layer):
         elif kind == "yarn":
             inv_freq = _yarn(inv_freq, rotary_base, scaling)
             self.attention_factor = _yarn_attention_factor(scaling)
+            self.latent_factor = _yarn_mscale(scaling, scaling.get("mscale_all_dim") or 0.0)
         self.switches_at: int | None = None
         of_long = inv_freq
         if kind == "longrope":

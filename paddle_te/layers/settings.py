@@ -309,13 +309,14 @@ class CoreOptions(Checked):
 class CoreSettings(CoreOptions):
     """Of DotProductAttention.
 
-    kv_channels: d, the size of one head. num_attention_heads: of the whole layer; needed with softmax_type "learnable",
-    whose numbers have params_dtype. attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
+    kv_channels: d, the size of one head; or two sizes, that of queries and keys, and that of values.
+    num_attention_heads: of the whole layer; needed with softmax_type "learnable", whose numbers have params_dtype.
+    attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
     all, "padding" all but padding, "padding_causal" those before it but padding. set_parallel_mode: fleet's
     model-parallel ranks share the heads, and drop other numbers each.
     """
 
-    kv_channels: int
+    kv_channels: int | tuple[int, int]
     backend: str = "transformer_engine"
     set_parallel_mode: bool = False
     attn_mask_type: str = "causal"
@@ -338,9 +339,14 @@ class CoreSettings(CoreOptions):
         return keys_before(self.window_size, self.causal)
 
     @property
+    def channels(self) -> tuple[int, int]:
+        """The size of a head of queries and keys, and of one of values."""
+        return self.kv_channels if isinstance(self.kv_channels, tuple) else (self.kv_channels, self.kv_channels)
+
+    @property
     def scale(self) -> float:
         """Of the scores."""
-        return self.kv_channels**-0.5 if self.softmax_scale is None else self.softmax_scale
+        return self.channels[0] ** -0.5 if self.softmax_scale is None else self.softmax_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,6 +484,7 @@ class LayerSettings(AttentionOptions, MLPOptions):
     hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
     num_gqa_groups, max_sequence_length: as AttentionSettings'. layernorm_epsilon: of both norms.
     self_attn_mask_type: as CoreSettings' attn_mask_type.
+    attention_half: makes the half with attention from these settings; None is MultiHeadAttention.
     feed_forward: makes the half behind attention from these settings; None is LayerNormMLP, see `FeedForward`.
     """
 
@@ -488,6 +495,7 @@ class LayerSettings(AttentionOptions, MLPOptions):
     layernorm_epsilon: float = 1e-5
     max_sequence_length: int | None = None
     self_attn_mask_type: str = "causal"
+    attention_half: Callable[[LayerSettings], Any] | None = None
     feed_forward: Callable[[LayerSettings], Any] | None = None
 
     @property

@@ -27,7 +27,7 @@ class FeedForward(Protocol):
 
 
 class TransformerLayer(nn.Layer):
-    """Compute a decoder layer: attention (MHA or GQA) and a feed-forward, an MLP if no other is given.
+    """Compute a decoder layer: attention, MHA or GQA, and a feed-forward, an MLP, unless others are given.
 
     Arguments: LayerSettings'. Raises ValueError for sizes that do not divide and for other names than these, and what
     the backend raises where it cannot run.
@@ -37,7 +37,8 @@ class TransformerLayer(nn.Layer):
     def __init__(self, settings: LayerSettings):
         super().__init__()
         self.layer_number = settings.layer_number
-        self.self_attention = MultiHeadAttention.of(settings.attention)
+        attention_half = settings.attention_half or MultiHeadAttention.of_layer
+        self.self_attention = attention_half(settings)
         feed_forward: Any = (settings.feed_forward or LayerNormMLP.of_layer)(settings)
         self.add_sublayer(feed_forward.slot, feed_forward)
         self._slot = feed_forward.slot

@@ -22,6 +22,21 @@ class Heads(NamedTuple):
     rotary_factor: float = 1.0
 
 
+class LatentHeads(NamedTuple):
+    """The heads of multi-head latent attention (DeepSeek-V2).
+
+    num_heads: of this rank, of the queries, keys and values. plain: numbers of a head of the queries and keys that are
+    not rotated; those that are stand behind them. value: numbers of a head of the values. interleaved, rotary_factor:
+    as Heads'.
+    """
+
+    num_heads: int
+    plain: int
+    value: int
+    interleaved: bool = True
+    rotary_factor: float = 1.0
+
+
 class Scores(NamedTuple):
     """What becomes of q · kᵀ.
 

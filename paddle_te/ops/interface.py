@@ -19,7 +19,7 @@ from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
 from paddle_te.fp8 import GemmQuantizers, StoredWeight
-from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.heads import Heads, LatentHeads, Scores
 from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
 
@@ -59,8 +59,13 @@ class Ops(Protocol):
         dropout: float,
         softcap: float = 0.0,
         softmax_type: str = "vanilla",
+        value_dim: int | None = None,
     ) -> None:
-        """Raises where there is no such attention. softmax_type: "learnable" with a softmax_offset, else "vanilla"."""
+        """Raises where there is no such attention.
+
+        softmax_type: "learnable" with a softmax_offset, else "vanilla". value_dim: of the values' heads, None:
+        head_dim.
+        """
 
     def check_block_scaling(self) -> None:
         """Raises where GEMMs have no block scaling."""
@@ -161,6 +166,17 @@ class Ops(Protocol):
         None: nothing is rotated.
         """
 
+    def latent_qkv(
+        self, q: Tensor, kv: Tensor, position: Tensor, freqs: Tensor, heads: LatentHeads
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q and k [b, s, num_heads, plain + r], v [b, s, num_heads, value] of multi-head latent attention.
+
+        q: [b, s, num_heads (plain + r)]. kv: [b, s, num_heads (plain + value)], each head's plain numbers of its key
+        and its value. position: [b, s, r], the rotated numbers of the keys, which all heads share. freqs: angles as
+        rotary_qkv's, by which position and the last r numbers of each head of q are rotated (DeepSeek-V2,
+        arXiv:2405.04434, section 2.1).
+        """
+
     def dot_product_attention(
         self,
         q: Tensor,
@@ -176,7 +192,8 @@ class Ops(Protocol):
         """Return softmax(q·kᵀ·scale + mask)·v per head, [b, s, h·d].
 
         Query heads share kv heads in groups (GQA, Ainslie et al., 2023). q: [b, s, h, d]; k, v: [b, s_kv, h_kv,
-        d], h a multiple of h_kv; s_kv may be more than s (a cache).
+        d], h a multiple of h_kv; s_kv may be more than s (a cache). Heads of v may be of another width than those of q
+        and k, which the result then has.
 
         softmax_offset: [h], a further score of each head, which counts in the softmax's denominator and has no value
         (the sinks of Xiao et al., 2023, arXiv 2309.17453, learned as in gpt-oss). None: there is none.

@@ -125,6 +125,8 @@ def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
     ("norms_after", 4, 2, 2, 64),
     ("norms_before_and_after", 4, 2, 2, 64),
     ("qk_norm_over_all", 4, 2, 2, 64),
+    ("latent", 4, 4, 2, 64),
+    ("latent_direct", 4, 4, 2, 64),
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
@@ -154,7 +156,7 @@ def test_the_first_step_of_delayed_scaling(gpu, poisoned, seed, kind):
 @pytest.mark.parametrize("recipe", BLOCKS)
 @pytest.mark.parametrize("kind, kv_heads", [
     ("layernorm_linear_bias", 4), ("layernorm_mlp", 4), ("mlp_geglu_bias", 4), ("mlp_gelu", 4), ("mlp_relu_bias", 4),
-    ("transformer", 4), ("qkv_bias", 2), ("gpt", 2),
+    ("transformer", 4), ("qkv_bias", 2), ("gpt", 2), ("latent", 4),
 ])  # fmt: skip
 def test_block_scaling(gpu, poisoned, seed, kind, kv_heads, recipe):
     check_fp8(gpu, kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])

@@ -22,6 +22,7 @@ struct Widths {
       : d(static_cast<int>(both)),
         turned(static_cast<int>(both >> 32)),
         factor(__uint_as_float(static_cast<unsigned>(factor))) {}
+  __device__ Widths(int turned, float factor) : d(turned), turned(turned), factor(factor) {}  // all of it
 };
 
 // Fills cosines and sines [d / 2] of the token's pairs, in shared memory. angles: its row of at least turned / 2; 0 for

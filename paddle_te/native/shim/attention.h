@@ -54,10 +54,12 @@ static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state, con
   return pack;
 }
 
-static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, int64_t window,
-                         const Tensor* cu_seqlens, const Tensor* bias, const Tensor* softmax_offset, int64_t flags) {
+static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, const Tensor& v, int layout, int mask,
+                         int64_t window, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* softmax_offset,
+                         int64_t flags) {
   const size_t *qs = q.data.shape.data, *ks = k.data.shape.data;
   auto i = [](size_t v) { return static_cast<int64_t>(v); };
+  flags += i(v.cols()) << 16;  // heads of v may be of another width
   if (bias) flags += 4 + 8 * (bias->data.shape.data[0] > 1) + 16 * (bias->data.shape.data[1] > 1);
   if (softmax_offset) flags += 1024;
   const int64_t documents = cu_seqlens ? i(cu_seqlens->numel()) : 0;
@@ -71,9 +73,10 @@ static bool is_thd(int layout) { return kLayoutT3HD <= layout && layout <= kLayo
 // No sequence is longer: TE wants to know it.
 static size_t max_seqlen(const Tensor& tensor, int layout) { return tensor.data.shape.data[is_thd(layout) ? 0 : 1]; }
 
-// What TE and cuDNN take on trust. same_size: pairs of tensors that must have as many elements.
+// What TE and cuDNN take on trust. same_size: pairs of tensors that must have as many elements. out: attention's, whose
+// heads are as many as q's and as wide as v's.
 static void check_attention(const char* name, Named named, const Tensor& q, const Tensor& k, const Tensor& v,
-                            std::initializer_list<std::pair<const Tensor*, const Tensor*>> same_size,
+                            std::initializer_list<std::pair<const Tensor*, const Tensor*>> same_size, const Tensor& out,
                             const Tensor& stats, int layout, int mask, float dropout, const Tensor* rng_state,
                             const Tensor* cu_seqlens, const Tensor* bias, const Tensor* softmax_offset) {
   auto refuse = [&](const char* text) { raise(describe(std::string(name) + ": " + text, named)); };
@@ -84,6 +87,8 @@ static void check_attention(const char* name, Named named, const Tensor& q, cons
   if (is_thd(layout) && !padded) refuse("a layout of THD needs a padding mask");
   for (auto& [left, right] : same_size)
     if (left->numel() != right->numel()) refuse("shapes do not fit");
+  auto heads_of = [](const Tensor& tensor) { return tensor.numel() / tensor.cols(); };
+  if (heads_of(k) != heads_of(v) || out.numel() != heads_of(q) * v.cols()) refuse("shapes do not fit");
   if (stats.numel() * q.cols() != q.numel()) refuse("stats must be [b, h, s, 1], and with THD [tokens, h, 1]");
   if (dropout > 0 && !rng_state) refuse("dropout needs rng_state");
   if (padded && !cu_seqlens) refuse("a padding mask needs cu_seqlens");
@@ -151,8 +156,8 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
   Named named = {{"q", &q},      {"k", &k},         {"v", &v},
                  {"out", &out},  {"stats", &stats}, {"cu_seqlens", cu_seqlens},
                  {"bias", bias}, {"s", s},          {"softmax_offset", softmax_offset}};
-  check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, layout, mask, dropout, rng_state, cu_seqlens,
-                  bias, softmax_offset);
+  check_attention(name, named, q, k, v, {}, out, stats, layout, mask, dropout, rng_state, cu_seqlens, bias,
+                  softmax_offset);
   check_fp8_attention(name, named, {&q, &k, &v}, {&out}, {s});
   call(name, named, [&] {
     NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias, softmax_offset);
@@ -171,7 +176,7 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.set<uint8_t>(kFwdIsTraining, is_training);
     params.set<uint8_t>(kFwdReturnMaxLogit, 0);
     const int64_t flags = is_training + 2 * (dropout > 0);
-    Key key = attention_key(kAttentionFwd, q, k, layout, mask, window, cu_seqlens, bias, softmax_offset, flags);
+    Key key = attention_key(kAttentionFwd, q, k, v, layout, mask, window, cu_seqlens, bias, softmax_offset, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kFwdWorkspace, workspace);
       nvte_fused_attn_fwd_v2(params);
@@ -202,8 +207,8 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
                  {"dp", dp},
                  {"softmax_offset", softmax_offset},
                  {"dsoftmax_offset", dsoftmax_offset}};
-  check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
-                  layout, mask, dropout, rng_state, cu_seqlens, bias, softmax_offset);
+  check_attention(name, named, q, k, v, {{&dout, &out}, {&dq, &q}, {&dk, &k}, {&dv, &v}}, out, stats, layout, mask,
+                  dropout, rng_state, cu_seqlens, bias, softmax_offset);
   if (bias && (!dbias || dbias->numel() != bias->numel()))
     raise(describe(std::string(name) + ": a bias needs dbias, of its shape", named));
   if (softmax_offset && (!dsoftmax_offset || dsoftmax_offset->data.dtype != kFloat32 ||
@@ -232,7 +237,7 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.set<int32_t>(kBwdDQKVLayout, layout);
     params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
     const int64_t flags = deterministic + 2 * (dropout > 0) + 32 * dout.data.dtype;
-    Key key = attention_key(kAttentionBwd, q, k, layout, mask, window, cu_seqlens, bias, softmax_offset, flags);
+    Key key = attention_key(kAttentionBwd, q, k, v, layout, mask, window, cu_seqlens, bias, softmax_offset, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kBwdWorkspace, workspace);
       nvte_fused_attn_bwd_v2(params);

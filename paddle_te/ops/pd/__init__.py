@@ -12,6 +12,7 @@ from paddle_te.ops.pd.attention import (
     check_fp8_attention,
     check_packed_attention,
     dot_product_attention,
+    latent_qkv,
     rotary_attention,
     rotary_qkv,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "check_packed_attention",
     "cross_entropy",
     "dot_product_attention",
+    "latent_qkv",
     "layernorm_linear",
     "layernorm_mlp",
     "linear",

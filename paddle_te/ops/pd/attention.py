@@ -9,13 +9,13 @@ from paddle import Tensor
 from paddle_te.fp8.emulation import emulated_fp8_attention
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.documents import check_cu_seqlens
-from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.heads import Heads, LatentHeads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.norms import Norm, QKNorm
 from paddle_te.ops.pd.linear import normalize
 
 
-def _rotate(x: Tensor, angles: Tensor, heads: Heads) -> Tensor:
+def _rotate(x: Tensor, angles: Tensor, heads: Heads | LatentHeads) -> Tensor:
     """Rotate the first numbers of x [b, s, heads, d], in float32; angles: [b or 1, s, 1, numbers], halves alike."""
     width, interleaved = angles.shape[-1], heads.interleaved
     angles = angles[..., : width // 2]
@@ -38,9 +38,27 @@ def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor,
         q, k = (_normed(x, weight, qk_norm) for x, weight in zip((q, k), qk_norm[:2], strict=True))
     if freqs is None:
         return q, k, v
-    angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
-    q, k = (_rotate(t, angles, heads).astype(t.dtype) for t in (q, k))
+    q, k = (_rotate(t, _of_heads(freqs, s), heads).astype(t.dtype) for t in (q, k))
     return q, k, v
+
+
+def _of_heads(freqs: Tensor, s: int) -> Tensor:
+    """Return angles as [b or 1, s, 1, numbers]."""
+    return freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
+
+
+def latent_qkv(
+    q: Tensor, kv: Tensor, position: Tensor, freqs: Tensor, heads: LatentHeads
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split the projections of latent attention into heads and rotate, in float32: see `ops.interface`."""
+    b, s, turned = position.shape
+    angles = _of_heads(freqs, s)
+    q = q.reshape([b, s, heads.num_heads, heads.plain + turned])
+    key, v = kv.reshape([b, s, heads.num_heads, -1]).split([heads.plain, heads.value], -1)
+    shared = _rotate(position.unsqueeze(2), angles, heads).astype(q.dtype)
+    of_q = _rotate(q[..., heads.plain :], angles, heads).astype(q.dtype)
+    k = paddle.concat([key, shared.expand([b, s, heads.num_heads, turned])], -1)
+    return paddle.concat([q[..., : heads.plain], of_q], -1), k, v
 
 
 def _normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
@@ -91,7 +109,7 @@ def dot_product_attention(
         products = paddle.where(near, products, paddle.full([], paddle.finfo(products.dtype).min, products.dtype))
     probabilities = F.dropout(_softmax(products, softmax_offset), dropout)
     out = paddle.matmul(probabilities.astype(v.dtype), v)
-    return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
+    return out.reshape([b, h, s, -1]).transpose([0, 2, 1, 3]).reshape([b, s, -1])
 
 
 def _softmax(products: Tensor, offset: Tensor | None) -> Tensor:
@@ -176,7 +194,13 @@ def rotary_attention(
 
 
 def check_attention(
-    head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0, softmax_type: str = "vanilla"
+    head_dim: int,
+    window: int,
+    masked: bool,
+    dropout: float,
+    softcap: float = 0.0,
+    softmax_type: str = "vanilla",
+    value_dim: int | None = None,
 ) -> None:
     """Raise nothing: there is all of it here."""
 

@@ -16,6 +16,7 @@ from paddle_te.ops.te.attention import (
 )
 from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.te.float8_attention import check_fp8_attention
+from paddle_te.ops.te.latent import latent_qkv
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, linear
 from paddle_te.ops.te.mlp import layernorm_mlp
 from paddle_te.ops.te.norm import normalize
@@ -35,6 +36,7 @@ __all__ = [
     "check_packed_attention",
     "cross_entropy",
     "dot_product_attention",
+    "latent_qkv",
     "layernorm_linear",
     "layernorm_mlp",
     "linear",

@@ -59,8 +59,10 @@ CUDNN_OFFSET, CUDNN_PACKED_OFFSET = (9, 14), (9, 18)
 class _Heads:
     """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; code: their dtype for TE.
 
+    value_dim: d of v and of the output, where it is another one; None: it is not.
     of_documents: attention among the tokens of a document, which cu_seqlens tell; TE then counts the tokens of all
-    sequences in one, [t, h, d]. out: the output's shape. longest: tokens that a sequence or document has at most.
+    sequences in one, [t, h, d]. out: the output's shape, and context that with an axis for its heads.
+    longest: tokens that a sequence or document has at most.
     width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
     equal heads only; else q, k and v come one after another. layout: TE's name for that; separate: its name for three
     tensors. starts: {layout: elements before k and before v}.
@@ -68,8 +70,8 @@ class _Heads:
     """
 
     __slots__ = (
-        "q", "kv", "stats", "out", "tokens", "longest", "rope", "dtype", "code", "width", "packed", "layout",
-        "separate", "starts", "stats_bytes", "_stats_at", "_bytes",
+        "q", "kv", "v", "context", "stats", "out", "tokens", "longest", "rope", "dtype", "code", "width", "packed",
+        "layout", "separate", "starts", "stats_bytes", "_stats_at", "_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -83,11 +85,13 @@ class _Heads:
         keys: int,
         positions: int,
         of_documents: bool = False,
+        value_dim: int | None = None,
     ) -> None:
         if not b * s * keys or h % h_kv:
             sizes = f"{b} sequences of {s} tokens and {keys} keys, {h} heads and {h_kv} key-value heads"
             raise ValueError(f"attention of {sizes}: there must be tokens, and the latter must divide the former")
-        self.tokens, self.out = b * s, [b, s, h * d]
+        d_v = d if value_dim is None else value_dim
+        self.tokens, self.out = b * s, [b, s, h * d_v]
         self.longest = self.tokens if of_documents else s
         self.q: tuple[int, ...]
         self.kv: tuple[int, ...]
@@ -96,9 +100,10 @@ class _Heads:
             self.q, self.kv, self.stats = (b * s, h, d), (b * s, h_kv, d), (b * s, h, 1)
         else:
             self.q, self.kv, self.stats = (b, s, h, d), (b, keys, h_kv, d), (b, h, s, 1)
+        self.v, self.context = (*self.kv[:-1], d_v), (*self.q[:-1], d_v)
         self.rope = self.tokens, positions, h, h_kv, d, code
         self.dtype, self.code, self.width = PADDLE_DTYPES[code], code, (h + 2 * h_kv) * d
-        self.packed = self.q == self.kv
+        self.packed = self.q == self.kv == self.v
         in_one, self.separate = (THD_PACKED, THD_SEPARATE) if of_documents else (PACKED, SEPARATE)
         self.layout = in_one if self.packed else self.separate
         to_k, to_v = h * d, (h + h_kv) * d
@@ -123,8 +128,15 @@ class _Heads:
     def q_view(self, rt: Runtime, tensor: Memory) -> Any:
         return rt.tensor(tensor.data_ptr(), self.q, self.code)
 
-    def kv_view(self, rt: Runtime, tensor: Memory) -> Any:
+    def k_view(self, rt: Runtime, tensor: Memory) -> Any:
         return rt.tensor(tensor.data_ptr(), self.kv, self.code)
+
+    def v_view(self, rt: Runtime, tensor: Memory) -> Any:
+        return rt.tensor(tensor.data_ptr(), self.v, self.code)
+
+    def context_view(self, rt: Runtime, tensor: Memory) -> Any:
+        """Return the output, or its gradient, as a native tensor."""
+        return rt.tensor(tensor.data_ptr(), self.context, self.code)
 
     def new_buffer(self, rt: Runtime) -> Any:
         return rt.empty([self.tokens, self.width], self.dtype)
@@ -265,7 +277,7 @@ _sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches 
 def _attend(rt: Runtime, heads: _Heads, qkv: Views, stats: Any, softmax: _Softmax, layout: int, train: bool) -> Any:
     """Return out [b, s, h·d] of native q, k, v; fill the softmax statistics, float32 [b, h, s, 1] or [t, h, 1]."""
     out, seen = rt.empty(heads.out, heads.dtype), softmax.seen
-    views = *qkv, heads.q_view(rt, out), stats
+    views = *qkv, heads.context_view(rt, out), stats
     # TE drops in training only, and a first forward of recompute, which no backward follows, must drop as the second
     train = train or softmax.dropout > 0
     # by position: keywords take as long as the call itself
@@ -290,8 +302,8 @@ def _attend_backward(
     (dropout, rng_state), doffset = softmax.dropout_arguments(rt), softmax.new_gradient(rt)
     rt.te.attention_bwd(
         *qkv,
-        heads.q_view(rt, out),
-        heads.q_view(rt, dout),
+        heads.context_view(rt, out),
+        heads.context_view(rt, dout),
         stats,
         *dqkv,
         softmax.scale,
@@ -484,7 +496,7 @@ class _DotProductAttention(PyLayer):
     ) -> Tensor:
         """offset: the softmax's, here for its gradient."""
         rt = runtime.current()
-        views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+        views = heads.q_view(rt, q), heads.k_view(rt, k), heads.v_view(rt, v)
         memory = rt.empty(list(heads.stats), paddle.float32)
         stats = rt.tensor(memory.data_ptr(), heads.stats, FLOAT32)
         if quantizers is None:
@@ -501,7 +513,7 @@ class _DotProductAttention(PyLayer):
         rt = runtime.current()
         (q, k, v, _memory, views, out, stats, softmax, heads, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
-        grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
+        grads = heads.q_view(rt, dq), heads.k_view(rt, dk), heads.v_view(rt, dv)
         doffset = _attend_backward(rt, heads, views, out, stats, dense(dout), grads, softmax, heads.separate)
         _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
@@ -663,7 +675,7 @@ class _Float8DotProductAttention(PyLayer):
         quantizers: AttentionQuantizers,
     ) -> Tensor:
         rt = runtime.current()
-        views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+        views = heads.q_view(rt, q), heads.k_view(rt, k), heads.v_view(rt, v)
         attention = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers)
         out = attention.forward(rt, views, train)
         if train:
@@ -675,8 +687,8 @@ class _Float8DotProductAttention(PyLayer):
         rt = runtime.current()
         (attention, needs), ctx.saved = ctx.saved, None
         heads = attention.heads
-        dq, dk, dv = (rt.empty(list(shape), heads.dtype) for shape in (heads.q, heads.kv, heads.kv))
-        views = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
+        dq, dk, dv = (rt.empty(list(shape), heads.dtype) for shape in (heads.q, heads.kv, heads.v))
+        views = heads.q_view(rt, dq), heads.k_view(rt, dk), heads.v_view(rt, dv)
         attention.backward(rt, dense(dout), views)
         _backward_done(attention.quantizers)
         return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
@@ -692,11 +704,11 @@ def _heads_of(
         heads = f"{num_heads} heads and {num_kv_heads} key-value heads"
         raise ValueError(f"angles {angles} for {heads}, {width} numbers wide in all: head sizes differ")
     check_cu_seqlens(cu_seqlens)
-    rows = _rows_of_angles(freqs, b, s)
+    rows = rows_of_angles(freqs, b, s)
     return _sizes(b, s, num_heads, num_kv_heads, d, code, s, rows, cu_seqlens is not None)
 
 
-def _rows_of_angles(freqs: Memory | None, b: int, s: int) -> int:
+def rows_of_angles(freqs: Memory | None, b: int, s: int) -> int:
     """s, or b·s where each sequence has positions of its own; freqs: None for no angles.
 
     Raises ValueError for others, TypeError for what is not float32.
@@ -778,18 +790,18 @@ def dot_product_attention(
     In fp8 (quantizers) there is neither.
     """
     scale, causal, window, dropout, _ = scores  # `check_attention` refuses a soft cap
-    (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
+    (b, s, h, d), (_, keys, h_kv, _), value_dim = q.shape, k.shape, v.shape[-1]
     code = dtype_code("query_layer", q)
     check_cu_seqlens(cu_seqlens)
-    for name, tensor in ("key_layer", k), ("value_layer", v):
-        check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, d], q.dtype)
+    for name, tensor, width in ("key_layer", k, d), ("value_layer", v, value_dim):
+        check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, width], q.dtype)
     if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:
         seen = _Sequences.of(cu_seqlens, causal, window, q.shape[1] if cu_seqlens is None else q.shape[0] * q.shape[1])
     else:
         padding = -keys % KEY_MULTIPLE
         seen = _Bias(_additive(attention_mask, s, keys, padding, q.dtype, causal, window))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
-    heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
+    heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None, value_dim)
     offset = in_float32(softmax_offset)
     _check_offset(heads, offset)
     softmax, of_heads = _Softmax(scale, seen, dropout, draw_rng_state(dropout), offset), (dense(q), dense(k), dense(v))
@@ -804,7 +816,7 @@ def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal:
     rt, heads = runtime.current(), _heads_of_three(q, k)
     q, k, v = (dense(tensor) for tensor in (q, k, v))
     lse = rt.empty(list(heads.stats), paddle.float32)
-    views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+    views = heads.q_view(rt, q), heads.k_view(rt, k), heads.v_view(rt, v)
     stats = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32)
     softmax = _Softmax(scale, _Sequences(causal))
     return _attend(rt, heads, views, stats, softmax, heads.separate, True).reshape(q.shape), lse
@@ -816,9 +828,9 @@ def attention_with_lse_backward(
     """(dq, dk, dv): cuDNN's backward, for which it is one whether out and lse are of these keys or of more."""
     rt, heads = runtime.current(), _heads_of_three(q, k)
     q, k, v, out, lse, dout = (dense(tensor) for tensor in (q, k, v, out, lse, dout))
-    views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+    views = heads.q_view(rt, q), heads.k_view(rt, k), heads.v_view(rt, v)
     dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
-    grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
+    grads = heads.q_view(rt, dq), heads.k_view(rt, dk), heads.v_view(rt, dv)
     stats, softmax = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32), _Softmax(scale, _Sequences(causal))
     _attend_backward(rt, heads, views, out, stats, dout, grads, softmax, heads.separate)
     return dq, dk, dv
@@ -863,11 +875,18 @@ def _additive_of(mask: Tensor, padding: int, dtype: Any, window: int) -> Tensor:
 
 
 def check_attention(
-    head_dim: int, window: int, masked: bool, dropout: float, softcap: float = 0.0, softmax_type: str = "vanilla"
+    head_dim: int,
+    window: int,
+    masked: bool,
+    dropout: float,
+    softcap: float = 0.0,
+    softmax_type: str = "vanilla",
+    value_dim: int | None = None,
 ) -> None:
     """Raises ValueError where cuDNN has no attention in 16 bits as it is called here.
 
-    window, dropout, softcap, softmax_type: as `ops` has them. masked: with an additive mask, as with a cache.
+    window, dropout, softcap, softmax_type, value_dim: as `ops` has them. masked: with an additive mask, as with a
+    cache.
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, for training.
     """
     if softcap:
@@ -879,12 +898,7 @@ def check_attention(
         _check_softmax(softmax_type, CUDNN_OFFSET, "")
     capability = runtime.current().stream.capability
     after_hopper = capability >= (10, 0)
-    greatest = 256 if capability == (9, 0) else 128
-    if head_dim % 8 or head_dim > greatest:
-        raise ValueError(
-            f"backend transformer_engine: heads have {head_dim} numbers; on GPUs of compute capability "
-            "{}.{} cuDNN's attention takes multiples of 8 up to {}".format(*capability, greatest)
-        )
+    _check_widths(head_dim, head_dim if value_dim is None else value_dim, capability)
     lacking = {
         "with a sliding window": window >= 0 and not masked,
         "with a mask on GPUs of compute capability 10 and above": masked and after_hopper,
@@ -896,6 +910,23 @@ def check_attention(
             raise ValueError(
                 f"backend transformer_engine: cuDNN's attention has no dropout {what}; set attention_dropout=0"
             )
+
+
+def _check_widths(head_dim: int, value_dim: int, capability: tuple[int, int]) -> None:
+    """Raise ValueError for heads that cuDNN does not train: head_dim numbers of q and k, value_dim of v."""
+    greatest, after_hopper = 256 if capability == (9, 0) else 128, capability >= (10, 0)
+    latent = (head_dim, value_dim) == (192, 128) and (after_hopper or greatest == 256)  # DeepSeek's
+    wrong = [size for size in (head_dim, value_dim) if size % 8 or size > greatest]
+    if wrong and not latent:
+        raise ValueError(
+            f"backend transformer_engine: heads have {wrong[0]} numbers; on GPUs of compute capability "
+            "{}.{} cuDNN's attention takes multiples of 8 up to {}".format(*capability, greatest)
+        )
+    if head_dim != value_dim and min(head_dim, value_dim) >= 128 and not latent:
+        raise ValueError(
+            f"backend transformer_engine: heads of queries and keys have {head_dim} numbers, those of values "
+            f"{value_dim}; of different widths from 128 on cuDNN's attention trains 192 with 128 only"
+        )
 
 
 def _check_softmax(softmax_type: str, needed: tuple[int, int], what: str) -> None:

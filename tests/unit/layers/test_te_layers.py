@@ -75,6 +75,7 @@ def test_softmax_scale(seed, backend, dtype):
 @pytest.mark.parametrize("kind, kv_heads", [
     ("linear_bias", 4), ("linear_in_out", 4), ("transformer", 4), ("kv_channels", 2), ("qkv_bias", 2), ("gpt", 4),
     ("mlp_geglu", 4), ("mlp_geglu_bias", 4), ("mlp_gelu", 4), ("mlp_relu_bias", 4), ("norms_after", 2),
+    ("latent", 4), ("latent_direct", 4),
 ])  # fmt: skip
 def test_fp8(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
@@ -83,7 +84,7 @@ def test_fp8(seed, kind, kv_heads, recipe):
 @pytest.mark.parametrize("recipe", BLOCKS)
 @pytest.mark.parametrize("kind, kv_heads", [
     ("linear_bias", 4), ("linear_in_out", 4), ("layernorm_linear_bias", 4), ("mlp_geglu_bias", 4), ("mlp_gelu", 4),
-    ("transformer", 4), ("gpt", 2), ("norms_after", 4),
+    ("transformer", 4), ("gpt", 2), ("norms_after", 4), ("latent", 4),
 ])  # fmt: skip
 def test_block_scaling(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])

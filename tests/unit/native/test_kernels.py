@@ -32,7 +32,7 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
 }
 
 STATISTICS, MXFP8 = "rmsnorm_statistics.cu", "mxfp8.cu"
-ROTATING = ["qk_norm.cu", "rope.cu", "rotation_cast.cu"]
+ROTATING = ["latent.cu", "qk_norm.cu", "rope.cu", "rotation_cast.cu"]
 
 
 def compile(source, capability, folder, **defines):

@@ -326,6 +326,20 @@ def test_attention_forward(fake, make):
     }
 
 
+def test_attention_of_values_of_another_width(fake, make):
+    """Each width has a workspace of its own."""
+    for width in (8, 24):
+        tensors = [make(2, 6, heads, d)[0] for heads, d in ((4, 16), (2, 16), (2, width), (4, width))]
+        stats, _ = make(2, 4, 6, 1, dtype=F32)
+        fake.te.attention_fwd(*tensors, stats, 0.25, QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL, True, fake.stream)
+        grads = [make(2, 6, heads, d)[0] for heads, d in ((4, width), (4, 16), (2, 16), (2, width))]
+        given = *tensors, grads[0], stats, *grads[1:], 0.25, QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL
+        fake.te.attention_bwd(*given, fake.stream, 0.0, True)
+    names = [call[0] for call in fake.calls()]
+    once = [name for way in ("fwd", "bwd") for name in (f"nvte_fused_attn_{way}_v2 query", f"nvte_fused_attn_{way}_v2")]
+    assert names == 2 * once
+
+
 def test_attention_backward(fake, make):
     names = ["q", "k", "v", "out", "dout", "stats", "dq", "dk", "dv"]
     big, small = (2, 6, 4, 16), (2, 6, 2, 16)
@@ -528,6 +542,7 @@ def test_attention_refusals(fake, make):
         (dict(q=(12, 4, 16)), r"must be \[b, s, h, d\]"),
         (dict(out=(2, 5, 4, 16)), "shapes do not fit"),
         (dict(v=(2, 6, 2, 16)), "shapes do not fit"),
+        (dict(v=(2, 6, 4, 8)), "shapes do not fit"),
         (dict(dropout=0.5), "needs rng_state"),
         (dict(mask=Mask.PADDING_CAUSAL), "needs cu_seqlens"),
         (dict(mask=Mask.PADDING_CAUSAL, cu_seqlens=make(3)[0]), "cu_seqlens must be int32"),

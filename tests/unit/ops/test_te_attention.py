@@ -1,5 +1,8 @@
 """What te's attention asks of cuDNN, its kernels emulated in NumPy (tests/emulated_te.py): against pd."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -109,7 +112,7 @@ def test_a_mask_gets_no_gradient_in_silence(te):
 @pytest.mark.parametrize("k, v, dtype, error, message", [
     ((2, 16, 2, 16), (2, 16, 2, 16), "bfloat16", TypeError, "key_layer is paddle.bfloat16; it must be float16"),
     ((1, 16, 2, 16), (2, 16, 2, 16), "float16", ValueError, r"key_layer is \[1, 16, 2, 16\]; .* \[2, 16, 2, 16\]"),
-    ((2, 16, 2, 16), (2, 16, 2, 8), "float16", ValueError, "value_layer is"),
+    ((2, 16, 2, 16), (2, 16, 1, 8), "float16", ValueError, "value_layer is"),
     ((2, 16, 2, 16), (2, 12, 2, 16), "float16", ValueError, "value_layer is"),
     ((2, 16, 3, 16), (2, 16, 3, 16), "float16", ValueError, "4 heads and 3 key-value heads"),
     ((2, 0, 2, 16), (2, 0, 2, 16), "float16", ValueError, "16 tokens and 0 keys"),
@@ -151,3 +154,22 @@ def test_angles_of_another_shape_are_refused(te):
     for shape in ([2, 5, 16], [5, 16], [6], [6, 32]):
         with pytest.raises(ValueError, match="angles"):
             attention.rotary_qkv(draw(2, 6, 8 * 16), paddle.zeros(shape), Heads(4, 2))
+
+
+@pytest.mark.parametrize(
+    "capability, widths, message",
+    [
+        ((9, 0), (192, 128), None),
+        ((10, 0), (192, 128), None),
+        ((9, 0), (96, 64), None),
+        ((8, 0), (192, 128), "heads have 192 numbers; .* 8.0 cuDNN's attention takes multiples of 8 up to 128"),
+        ((9, 0), (256, 128), "queries and keys have 256 numbers, those of values 128; .* trains 192 with 128 only"),
+        ((9, 0), (192, 132), "heads have 132 numbers"),
+    ],
+)
+def test_widths_of_latent_attention(te, monkeypatch, capability, widths, message):
+    stream = SimpleNamespace(capability=capability)
+    monkeypatch.setattr(attention.runtime, "current", lambda: SimpleNamespace(stream=stream))
+    head_dim, value_dim = widths
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        attention.check_attention(head_dim, -1, False, 0.0, 0.0, value_dim)
