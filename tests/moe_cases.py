@@ -122,7 +122,8 @@ def chosen(scores, bias, config):
     choice = scores if bias is None else scores + bias
     allowed = range(len(choice))
     if config.moe_router_num_groups:
-        size, best = len(choice) // config.moe_router_num_groups, config.moe_router_topk // config.moe_router_group_topk
+        size = len(choice) // config.moe_router_num_groups
+        best = config.moe_router_group_best or config.moe_router_topk // config.moe_router_group_topk
         of_groups = [np.sort(choice[g * size : (g + 1) * size])[-best:].sum() for g in range(len(choice) // size)]
         groups = np.argsort(of_groups)[-config.moe_router_group_topk :]
         allowed = [e for e in allowed if e // size in groups]

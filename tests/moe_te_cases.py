@@ -26,6 +26,13 @@ CONFIGS = {
         moe_router_topk_scaling_factor=2.5,
         moe_shared_expert_intermediate_size=FFN,
     ),
+    "best_of_groups": dict(
+        moe_router_topk=3,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_group_best=1,
+        moe_router_pre_softmax=True,
+    ),
     "one_expert": dict(moe_router_topk=1, moe_router_pre_softmax=True),
     "all_experts": dict(moe_router_topk=EXPERTS),
     "losses": dict(moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.1),

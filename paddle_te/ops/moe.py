@@ -27,7 +27,8 @@ class Routing(NamedTuple):
 
     topk: experts of a token. score_function: "softmax" or "sigmoid". pre_softmax: softmax over all experts, not over
     the chosen ones. num_groups, group_topk: experts stand in so many groups, and a token's are chosen among those of
-    its best group_topk groups, by the sum of each one's best topk / group_topk scores (DeepSeek-V3). None: no groups.
+    its best group_topk groups, by the sum of each one's group_best best scores: 2 in DeepSeek-V3, 1 in DeepSeek-V2;
+    None: topk / group_topk. num_groups None: no groups.
     scaling_factor: multiplies the probabilities. Sigmoids of several experts are divided by their sum.
     """
 
@@ -37,6 +38,12 @@ class Routing(NamedTuple):
     num_groups: int | None = None
     group_topk: int | None = None
     scaling_factor: float = 1.0
+    group_best: int | None = None
+
+    @property
+    def best_of_group(self) -> int:
+        """The scores that are added up for a group; 0 without groups."""
+        return self.group_best or self.topk // (self.group_topk or self.topk + 1)
 
 
 class GroupedLowRank(NamedTuple):

@@ -16,6 +16,49 @@ def among(x: Tensor, k: int, axis: int = -1) -> Tensor:
     return paddle.put_along_axis(paddle.zeros_like(x), places, ones, axis) > 0
 
 
+def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return (probs, routing_map) of float32 logits [tokens, E]."""
+    scores = _scores(logits, routing)
+    choice = scores.detach() if expert_bias is None else scores.detach() + expert_bias
+    routing_map = _chosen(choice, routing)
+    return _probabilities(scores, routing_map, routing) * routing.scaling_factor, routing_map
+
+
+def _scores(logits: Tensor, routing: Routing) -> Tensor:
+    """Return what experts are chosen by."""
+    if routing.score_function == "sigmoid":
+        return F.sigmoid(logits)
+    return F.softmax(logits, -1) if routing.pre_softmax else logits
+
+
+@paddle.no_grad()
+def _chosen(choice: Tensor, routing: Routing) -> Tensor:
+    """Return the routing_map of the greatest numbers."""
+    if routing.num_groups and routing.group_topk:
+        best = _in_best_groups(choice, routing.best_of_group, routing.num_groups, routing.group_topk)
+        choice = paddle.where(best, choice, paddle.full_like(choice, float("-inf")))
+    return among(choice, routing.topk)
+
+
+def _in_best_groups(choice: Tensor, of_each: int, groups: int, group_topk: int) -> Tensor:
+    """Say whether each expert stands in one of a token's best groups, by the sum of so many of each group's numbers."""
+    grouped = choice.reshape([choice.shape[0], groups, -1])
+    of_groups = grouped.topk(of_each, -1)[0].sum(-1)
+    best = among(of_groups, group_topk).unsqueeze(-1)
+    return best.expand(grouped.shape).reshape(choice.shape)
+
+
+def _probabilities(scores: Tensor, routing_map: Tensor, routing: Routing) -> Tensor:
+    """Return those of the chosen experts, 0 for others."""
+    zeros = paddle.zeros_like(scores)
+    if routing.score_function == "softmax" and not routing.pre_softmax:
+        return F.softmax(paddle.where(routing_map, scores, zeros - float("inf")), -1)
+    probs = paddle.where(routing_map, scores, zeros)
+    if routing.score_function == "sigmoid" and routing.topk > 1:
+        probs = probs / (probs.sum(-1, keepdim=True) + SMALL)
+    return probs
+
+
 def shares_of(logits: Tensor, routing: Routing) -> Tensor:
     """Return scores of which a token's sum up to 1, [tokens, E]."""
     if routing.score_function == "softmax":

@@ -38,7 +38,8 @@ class MoEConfig(GemmSettings):
     moe_router_pre_softmax: softmax over all experts, of which the chosen ones' probabilities are taken as they are
         (norm_topk_prob false in Hugging Face's words). False: softmax over the chosen ones (norm_topk_prob true).
     moe_router_bias: a learnt bias of the logits.
-    moe_router_num_groups, moe_router_group_topk: experts are chosen among those of the best groups; see `ops.moe`.
+    moe_router_num_groups, moe_router_group_topk, moe_router_group_best: experts are chosen among those of the best
+        groups; see `ops.moe`.
     moe_router_topk_scaling_factor: multiplies the probabilities; None: 1.
     moe_router_enable_expert_bias, moe_router_bias_update_rate: experts are chosen by scores and a bias, which
         `update_expert_bias` moves by the rate after each step (DeepSeek-V3); sigmoid only.
@@ -55,6 +56,7 @@ class MoEConfig(GemmSettings):
     set_parallel_mode: divide the experts over ranks, see `distributed.ExpertParallel`, and the shared MLP over those of
         tensor parallelism. moe_token_dispatcher_type: how tokens come to the ranks that have their experts,
         "allgather" or "alltoall"; see `token_dispatcher`. Tensor parallel ranks always gather them.
+    max_sequence_length: s; seq_aux_loss needs it under sequence parallelism, where tokens arrive flattened.
     bias: of the experts' GEMMs. activation, normalization, zero_centered_gamma, layernorm_epsilon, hidden_dropout,
         output_layer_init_method, sequence_parallel: as TransformerLayer's.
     recompute_modules: what backward computes again: "moe", all of the layer, or "moe_act", the experts' activation.
@@ -70,6 +72,7 @@ class MoEConfig(GemmSettings):
     moe_router_bias: bool = False
     moe_router_num_groups: int | None = None
     moe_router_group_topk: int | None = None
+    moe_router_group_best: int | None = None
     moe_router_topk_scaling_factor: float | None = None
     moe_router_enable_expert_bias: bool = False
     moe_router_bias_update_rate: float = 1e-3
@@ -89,6 +92,7 @@ class MoEConfig(GemmSettings):
     output_layer_init_method: nn.initializer.Initializer | None = None
     set_parallel_mode: bool = False
     moe_token_dispatcher_type: str = "allgather"
+    max_sequence_length: int | None = None
     recompute_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -120,11 +124,8 @@ class MoEConfig(GemmSettings):
                 "moe_router_topk=1 without moe_router_pre_softmax gives each chosen expert the probability 1, and the "
                 "router no gradient; set moe_router_pre_softmax"
             )
-        if self.moe_router_load_balancing_type == "seq_aux_loss" and self.sequence_parallel:
-            yield (
-                "moe_router_load_balancing_type='seq_aux_loss': sequence_parallel's ranks see parts of sequences; take "
-                "'aux_loss'"
-            )
+        if self.by_sequence and self.sequence_parallel and self.max_sequence_length is None:
+            yield "moe_router_load_balancing_type='seq_aux_loss' with sequence_parallel needs max_sequence_length"
         yield from self._faults_of_groups()
         if self.moe_expert_capacity_factor is not None and not self.moe_expert_capacity_factor > 0:
             yield f"moe_expert_capacity_factor={self.moe_expert_capacity_factor}: it must be above 0, or None"
@@ -139,20 +140,28 @@ class MoEConfig(GemmSettings):
 
     def _faults_of_groups(self) -> Iterator[str]:
         groups, kept = self.moe_router_num_groups, self.moe_router_group_topk
-        experts, topk = self.num_moe_experts, self.moe_router_topk
+        experts, topk, best = self.num_moe_experts, self.moe_router_topk, self.moe_router_group_best
         if groups is None and kept is None:
+            if best is not None:
+                yield "moe_router_group_best needs moe_router_num_groups and moe_router_group_topk"
             return
         if groups is None or kept is None:
             yield "moe_router_num_groups and moe_router_group_topk need each other"
-        elif groups < 1 or experts % groups or not 1 <= kept <= groups or topk % kept:
+        elif groups < 1 or experts % groups or not 1 <= kept <= groups or best is None and topk % kept:
             yield (
                 f"moe_router_num_groups={groups}, moe_router_group_topk={kept}: the groups must divide the "
-                f"{experts} experts, and moe_router_group_topk, at most the number of groups, moe_router_topk, {topk}"
+                f"{experts} experts, and moe_router_group_topk, at most the number of groups, moe_router_topk, {topk}, "
+                "unless moe_router_group_best says how many scores count"
             )
         elif topk > kept * (experts // groups):
             yield f"moe_router_topk={topk}: {kept} groups of {experts // groups} experts are not as many"
-        elif topk // kept > experts // groups:
-            yield f"moe_router_topk / moe_router_group_topk={topk // kept}: a group has {experts // groups} experts"
+        elif self.routing.best_of_group > experts // groups:
+            yield f"{self.routing.best_of_group} best scores of a group: a group has {experts // groups} experts"
+
+    @property
+    def by_sequence(self) -> bool:
+        """Return whether each sequence has a balance loss of its own."""
+        return self.moe_router_load_balancing_type == "seq_aux_loss"
 
     def recomputes(self, part: str) -> bool:
         """Return whether backward computes "moe" or "moe_act" again."""
@@ -167,6 +176,7 @@ class MoEConfig(GemmSettings):
             pre_softmax=self.moe_router_pre_softmax,
             num_groups=self.moe_router_num_groups,
             group_topk=self.moe_router_group_topk,
+            group_best=self.moe_router_group_best,
             scaling_factor=1.0 if self.moe_router_topk_scaling_factor is None else self.moe_router_topk_scaling_factor,
         )
 

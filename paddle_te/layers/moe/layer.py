@@ -62,13 +62,21 @@ class MoELayer(_Layer):
         again = self.config.recomputes("moe") and self.training and not x.stop_gradient
         return recompute(whole, x) if again else whole(x)
 
+    def _sequences(self, x: Tensor) -> int:
+        """Return how many sequences the tokens are of, under sequence parallelism those of all ranks."""
+        if x.ndim > 2:
+            return x.shape[0]
+        tp, length = self.router.tp, self.config.max_sequence_length
+        ranks = tp.size if tp is not None and tp.sequence_parallel else 1
+        return 1 if length is None else x.shape[0] * ranks // length
+
     def _forward(self, x: Tensor, is_first_microbatch: bool | None) -> Tensor:
         config, layers, fork = self.config, self._sub_layers, self.router.moe_ops.fork
         inputs, residual = fork(x, 2)
         norm = Norm(self.ln_weight, config.layernorm_epsilon, self.ln_bias, config.zero_centered_gamma)
         z = self.ops.normalize(inputs.reshape([-1, x.shape[-1]]), norm)
         of_router, of_experts, *of_shared = fork(z, 3 if "shared_experts" in layers else 2)
-        probs, routing_map = layers["router"](of_router, x.shape[0] if x.ndim > 2 else 1)
+        probs, routing_map = layers["router"](of_router, self._sequences(x))
         base = None if self.dropout else residual.reshape(z.shape)
         if of_shared:
             base = layers["shared_experts"](*of_shared, base, is_first_microbatch)

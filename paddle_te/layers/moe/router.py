@@ -135,11 +135,14 @@ class TopKRouter(_Layer):
 def update_expert_bias(model: nn.Layer, *groups: Group) -> None:
     """Update the expert_bias of all routers in a model (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024).
 
+    That of a router whose weight is frozen stays, as with LoRA, whose adapters have no bias.
     Call it once a step, after its last backward. groups: the ranks that each saw some of the step's tokens; of several
     groups, such as those of data parallelism and of sharding, each sums what the one before has summed.
     """
     for layer in model.sublayers(include_self=True):
-        if isinstance(layer, TopKRouter) and layer.expert_bias is not None:
+        if not isinstance(layer, TopKRouter) or layer.expert_bias is None:
+            continue
+        if not layer.weight.stop_gradient:
             layer.update_expert_bias(*groups)
 
 

@@ -6,15 +6,14 @@ Interface, shapes and dtypes: `paddle_te.ops.moe`.
 from __future__ import annotations
 
 import paddle
-import paddle.nn.functional as F
 from paddle import Tensor
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
 from paddle_te.ops.interface import QuantizersOfTwo
-from paddle_te.ops.moe import SMALL, ExpertWeights, Routing
+from paddle_te.ops.moe import ExpertWeights, Routing
 from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
 from paddle_te.ops.pd.linear import activate
-from paddle_te.ops.routing import among, limit_experts, shares_of
+from paddle_te.ops.routing import among, limit_experts, route, shares_of
 from paddle_te.ops.routing import balance_loss as of_shares
 
 __all__ = [
@@ -47,49 +46,6 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 def scaled_activate(x: Tensor, scales: Tensor, activation: str) -> Tensor:
     """Return activate(x) times scales, in float32, rounded once."""
     return (activate(x, activation).astype("float32") * scales.unsqueeze(1)).astype(x.dtype)
-
-
-def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (probs, routing_map) of float32 logits [tokens, E]."""
-    scores = _scores(logits, routing)
-    choice = scores.detach() if expert_bias is None else scores.detach() + expert_bias
-    routing_map = _chosen(choice, routing)
-    return _probabilities(scores, routing_map, routing) * routing.scaling_factor, routing_map
-
-
-def _scores(logits: Tensor, routing: Routing) -> Tensor:
-    """Return what experts are chosen by."""
-    if routing.score_function == "sigmoid":
-        return F.sigmoid(logits)
-    return F.softmax(logits, -1) if routing.pre_softmax else logits
-
-
-@paddle.no_grad()
-def _chosen(choice: Tensor, routing: Routing) -> Tensor:
-    """Return the routing_map of the greatest numbers."""
-    if routing.num_groups and routing.group_topk:
-        best = _in_best_groups(choice, routing.topk, routing.num_groups, routing.group_topk)
-        choice = paddle.where(best, choice, paddle.full_like(choice, float("-inf")))
-    return among(choice, routing.topk)
-
-
-def _in_best_groups(choice: Tensor, topk: int, groups: int, group_topk: int) -> Tensor:
-    """Say whether each expert stands in one of a token's best groups."""
-    grouped = choice.reshape([choice.shape[0], groups, -1])
-    of_groups = grouped.topk(topk // group_topk, -1)[0].sum(-1)
-    best = among(of_groups, group_topk).unsqueeze(-1)
-    return best.expand(grouped.shape).reshape(choice.shape)
-
-
-def _probabilities(scores: Tensor, routing_map: Tensor, routing: Routing) -> Tensor:
-    """Return those of the chosen experts, 0 for others."""
-    zeros = paddle.zeros_like(scores)
-    if routing.score_function == "softmax" and not routing.pre_softmax:
-        return F.softmax(paddle.where(routing_map, scores, zeros - float("inf")), -1)
-    probs = paddle.where(routing_map, scores, zeros)
-    if routing.score_function == "sigmoid" and routing.topk > 1:
-        probs = probs / (probs.sum(-1, keepdim=True) + SMALL)
-    return probs
 
 
 def balance_loss(logits: Tensor, routing: Routing, sequences: int = 1) -> Tensor:

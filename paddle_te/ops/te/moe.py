@@ -18,6 +18,7 @@ from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 from paddle_te.ops.routing import balance_loss as of_shares
 from paddle_te.ops.routing import limit_experts, shares_of
+from paddle_te.ops.routing import route as in_paddle
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.experts import check_experts, check_supported, experts_mlp, grouped_linear
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
@@ -161,10 +162,15 @@ class _Route(PyLayer):
 
 
 def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (probs, routing_map) of float32 logits [tokens, E]."""
+    """Return (probs, routing_map) of float32 logits [tokens, E].
+
+    TE's kernel adds topk / group_topk scores of a group up; where another number counts, Paddle's operations choose.
+    """
     check_tensor("logits", logits, logits.shape, paddle.float32)
     if expert_bias is not None:
         check_tensor("expert_bias", expert_bias, [logits.shape[1]], paddle.float32)
+    if routing.group_topk and routing.group_topk * routing.best_of_group != routing.topk:
+        return in_paddle(logits, routing, expert_bias)
     return _Route.apply(dense(logits), expert_bias, routing)
 
 

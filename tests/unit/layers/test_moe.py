@@ -97,6 +97,13 @@ CONFIGS = {
     "sigmoid": dict(moe_router_score_function="sigmoid", moe_router_topk=3),
     "sigmoid_of_one": dict(moe_router_score_function="sigmoid", moe_router_topk=1),
     "softmax_groups": dict(moe_router_num_groups=2, moe_router_group_topk=1, moe_router_pre_softmax=True),
+    "best_of_groups": dict(  # as DeepSeek-V2
+        moe_router_topk=3,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_group_best=1,
+        moe_router_pre_softmax=True,
+    ),
     "losses": dict(moe_aux_loss_coeff=0.7, moe_z_loss_coeff=0.3),
     "sigmoid_losses": dict(
         moe_router_score_function="sigmoid",
@@ -212,6 +219,13 @@ def test_the_bias_moves_towards_balance(seed):
     assert not layer.router._tokens.numpy().any()
 
 
+def test_a_frozen_routers_bias_stays(seed):
+    layer, _ = trained(family_config("deepseek_v3"), seed)
+    layer.router.weight.stop_gradient, before = True, layer.router.expert_bias.numpy()
+    update_expert_bias(layer)
+    assert (layer.router.expert_bias.numpy() == before).all()
+
+
 def test_forced_balance_is_even_and_trains_the_router(seed):
     config = MoEConfig(**SIZES, moe_router_topk=3, moe_router_force_load_balancing=True)
     values = draw(MoELayer(config), seed)
@@ -293,7 +307,7 @@ WRONG = {
     "moe_router_topk=0": dict(moe_router_topk=0),
     "moe_router_score_function='tanh'": dict(moe_router_score_function="tanh"),
     "moe_router_load_balancing_type='sinkhorn'": dict(moe_router_load_balancing_type="sinkhorn"),
-    "'seq_aux_loss': sequence_parallel": dict(
+    "'seq_aux_loss' with sequence_parallel needs max_sequence_length": dict(
         moe_router_load_balancing_type="seq_aux_loss", sequence_parallel=True, set_parallel_mode=True
     ),
     "moe_token_drop_policy='last'": dict(moe_token_drop_policy="last"),

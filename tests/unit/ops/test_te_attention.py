@@ -172,4 +172,4 @@ def test_widths_of_latent_attention(te, monkeypatch, capability, widths, message
     monkeypatch.setattr(attention.runtime, "current", lambda: SimpleNamespace(stream=stream))
     head_dim, value_dim = widths
     with pytest.raises(ValueError, match=message) if message else nullcontext():
-        attention.check_attention(head_dim, -1, False, 0.0, 0.0, value_dim)
+        attention.check_attention(head_dim, -1, False, 0.0, value_dim=value_dim)
