@@ -160,6 +160,9 @@ def changes_nothing(name: str, value: object) -> bool:
     """Return whether a key of CHANGING has a value with which a model computes the same as without the key."""
     if value is None or any(type(value) is type(each) and value == each for each in CHANGING[name]):
         return True
-    if name == "quantization_config" and isinstance(value, dict):  # PaddleNLP writes one that asks for nothing
+    if name == "quantization_config" and isinstance(value, dict):
+        if value.get("quant_method") == "fp8" and value.get("weight_block_size") == [128, 128]:
+            return True  # how the weights are stored: `weights.float8` reads them
+        # PaddleNLP writes one that asks for nothing
         return all(value.get(word) is None for word in ("quant_method", "weight_quantize_algo", "quant_type"))
     return type(value) is int and float(value) in CHANGING[name] and not isinstance(value, bool)

@@ -9,7 +9,7 @@ ranks have.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -24,6 +24,7 @@ from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
 from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
 from paddle_te.weights.files import CHECKSUMS, read_json
+from paddle_te.weights.float8 import BlockScaledRef, with_scales
 from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
 from paddle_te.weights.tensors import CheckpointError, Shape, StackedRef, StoredTensor, TensorRef, same_bytes
 
@@ -133,6 +134,7 @@ def open_checkpoint(
     if said and said.part:
         for rank in ranks.values():
             rank.tensors = _of_the_language_model(rank.tensors)
+    without = [_without_further_layers(rank, said) for rank in ranks.values()] if said else []
     layout = _detect(folder, ranks, sizes)
     for rank in ranks.values():
         _stack_experts(rank, layout, _FORMATS[suffix])
@@ -145,7 +147,7 @@ def open_checkpoint(
     companions = [name for name in others if COMPANIONS.fullmatch(name) and (folder / name).is_file()]
     left_out = [name for name in others if name not in companions]
     checkpoint = Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out, is_tied(sizes))
-    checkpoint.remark = said.left_out if said else None
+    checkpoint.remark = "; ".join(_remarks(checkpoint, said, any(without))) or None
     check_agreement(checkpoint)
     return checkpoint
 
@@ -154,6 +156,28 @@ def _of_the_language_model(tensors: Mapping[str, StoredTensor]) -> Mapping[str, 
     """Return {name: tensor} of the language model in one that sees pictures, too, whose other tensors are left out."""
     prefix = "language_model."
     return {name.removeprefix(prefix): ref for name, ref in tensors.items() if name.startswith(prefix)}
+
+
+def _remarks(checkpoint: Checkpoint, said: ModelConfig | None, without: bool) -> Iterator[str]:
+    """Yield what is told of a folder. without: weights that predict further tokens are left out."""
+    if said and said.left_out:
+        yield said.left_out
+    if said and without:
+        layers = said.record.num_hidden_layers
+        yield f"{checkpoint.folder}: the weights from layer {layers} on, which predict further tokens, are left out"
+    if any(isinstance(ref, BlockScaledRef) for rank in checkpoint.ranks.values() for ref in rank.tensors.values()):
+        yield f"{checkpoint.folder}: weights in fp8 are read as bfloat16, by the scales of their blocks"
+
+
+def _without_further_layers(rank: Rank, said: ModelConfig) -> bool:
+    """Leave out what predicts further tokens (DeepSeek-V3) and lies behind the layers; return whether it was there."""
+    first, count = said.record.num_hidden_layers, getattr(said.record, "num_nextn_predict_layers", 0) or 0
+    prefixes = tuple(f"model.layers.{number}." for number in range(first, first + count))
+    kept = {name: ref for name, ref in rank.tensors.items() if not name.startswith(prefixes)} if prefixes else None
+    if kept is None or len(kept) == len(rank.tensors):
+        return False
+    rank.tensors = kept
+    return True
 
 
 def dims_of(folder: Path) -> Dims:
@@ -237,7 +261,8 @@ def _read_rank(folder: Path, suffix: str, rank: Rank) -> None:
         raise CheckpointError(f"{index_path}: missing; it says which tensor is in which of the shards")
     else:
         tensors = _FORMATS[suffix].read(rank.files[0])
-    rank.tensors = {name: ref for name, ref in mxfp4.joined(tensors).items() if not _COMPUTED.fullmatch(name)}
+    tensors = with_scales(mxfp4.joined(tensors))
+    rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
 
 
 def _stack_experts(rank: Rank, layout: Layout, file_format: ModuleType) -> None:

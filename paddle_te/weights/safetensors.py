@@ -27,7 +27,10 @@ from paddle_te.weights.tensors import (
 
 SUFFIX = ".safetensors"
 # PaddleNLP saves bfloat16 as U16
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U16": "bfloat16", "I16": "int16", "I8": "int8"}
+_DTYPES = {
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "U16": "bfloat16", "I16": "int16", "I8": "int8",
+    "F8_E4M3": "float8_e4m3",
+}  # fmt: skip
 _CODES = {
     "np": {"float32": "F32", "float16": "F16", "bfloat16": "U16", "int16": "I16", "int8": "I8"},
     "pt": {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int16": "I16", "int8": "I8"},

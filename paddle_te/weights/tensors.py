@@ -25,8 +25,13 @@ NUMBERS: dict[str, Dtype] = {
     "bfloat16": np.dtype("<u2"),
 }
 # What may stand in files: weights, remainders of master weights, moments in 8 bits (training/compact_states.py), and
-# what weights in MXFP4 are made of (`mxfp4`)
-STORAGE: dict[str, Dtype] = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1"), "uint8": np.dtype("u1")}
+# what weights in MXFP4 (`mxfp4`), or in fp8 by blocks (`float8`), are made of
+STORAGE: dict[str, Dtype] = NUMBERS | {
+    "int16": np.dtype("<i2"),
+    "int8": np.dtype("i1"),
+    "uint8": np.dtype("u1"),
+    "float8_e4m3": np.dtype("u1"),
+}
 
 
 class CheckpointError(ValueError):
@@ -100,7 +105,7 @@ def cast(array: Array, spec: TensorSpec) -> Array:
         return array
     wide = in_float32(array)
     with np.errstate(over="ignore"):  # asked about below
-        narrow = _bfloat16(wide) if spec.dtype == "bfloat16" else wide.astype(STORAGE[spec.dtype])
+        narrow = in_bfloat16(wide) if spec.dtype == "bfloat16" else wide.astype(STORAGE[spec.dtype])
     overflowed = np.isinf(in_float32(narrow)) & np.isfinite(wide)
     if overflowed.any():
         largest = np.abs(wide[overflowed]).max()
@@ -129,7 +134,7 @@ def in_float32(array: Array) -> npt.NDArray[np.float32]:
     return array.astype("<f4", copy=False)
 
 
-def _bfloat16(wide: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def in_bfloat16(wide: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return the bits of float32 numbers rounded to bfloat16, which is their upper half."""
     bits = wide.view("<u4")
     rounded = bits + 0x7FFF + (bits >> 16 & 1)
