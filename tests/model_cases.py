@@ -16,6 +16,23 @@ GEMMA = dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=24)
 LONG = dict(type="longrope", short_factor=[1.0, 1.1, 1.3, 1.6, 2.0, 2.5], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0])
 # attn_factor is vLLM's, which transformers leaves out, and a folder keeps
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, attn_factor=0.878)
+DEEPSEEK = dict(
+    num_key_value_heads=4,
+    kv_lora_rank=16,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    n_shared_experts=2,
+    moe_intermediate_size=32,
+    first_k_dense_replace=1,
+    aux_loss_alpha=0.0,
+    rope_scaling=dict(
+        type="yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.8, mscale_all_dim=1.2, beta_fast=32,
+        beta_slow=1,
+    ),
+)  # fmt: skip
 # a name: what its config.json says in transformers' words, beside SIZES
 MODELS = {
     "qwen3": dict(model_type="qwen3", head_dim=32, rope_theta=1e6),
@@ -63,6 +80,49 @@ MODELS = {
         router_aux_loss_coef=0.0,
     )
     | GRANITE,
+    "deepseek_v3": DEEPSEEK
+    | dict(
+        model_type="deepseek_v3",
+        q_lora_rank=24,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=4,
+        routed_scaling_factor=2.5,
+        n_shared_experts=1,
+    ),
+    # as Moonlight: queries without a latent vector, one group, no scaling
+    "deepseek_v3-direct": DEEPSEEK
+    | dict(
+        model_type="deepseek_v3",
+        q_lora_rank=None,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.446,
+        rms_norm_eps=1e-5,
+        rope_scaling=None,
+    ),
+    "deepseek_v2": DEEPSEEK
+    | dict(
+        model_type="deepseek_v2",
+        q_lora_rank=None,
+        routed_scaling_factor=1.0,
+        scoring_func="softmax",
+        topk_method="greedy",
+        norm_topk_prob=False,
+    ),
+    # as DeepSeek-V2 with 236B
+    "deepseek_v2-groups": DEEPSEEK
+    | dict(
+        model_type="deepseek_v2",
+        q_lora_rank=24,
+        n_group=4,
+        topk_group=3,
+        num_experts_per_tok=4,
+        routed_scaling_factor=16.0,
+        scoring_func="softmax",
+        topk_method="group_limited_greedy",
+        norm_topk_prob=False,
+    ),
     # as Phi-4-mini: it goes from one list of factors to the other while it generates
     "phi3-long": dict(
         model_type="phi3",
@@ -102,6 +162,8 @@ def config(name):
 def weight(model, name, shape, seed):
     """float32 of the weight of that name in transformers' model; large enough that tokens differ."""
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
+    if name.endswith("e_score_correction_bias"):
+        return 0.2 * np.abs(values)  # transformers takes experts of other groups for 0
     if ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
         return ("gemma" not in model or "post" in name) + 0.1 * values  # Gemma multiplies by 1 + weight
     if "sinks" in name or name.endswith("gate_up_proj"):  # sinks that count; few numbers where the clamp is not smooth

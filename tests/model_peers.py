@@ -1,4 +1,4 @@
-"""What transformers makes of the models of `model_cases`: `python -m tests.model_peers SEED` prints it as JSON.
+"""What transformers makes of the models of `model_cases`: `python -m tests.model_peers SEED [NAME…]` prints it as JSON.
 
 Needs torch and transformers, which the tests of this repository do without:
 `unit/hosts/paddlenlp/model_transformers.json`
@@ -17,11 +17,48 @@ from tests import model_cases
 from tests.gpt_oss_peer import GptOss
 
 
+class SoftmaxRouter(torch.nn.Module):
+    """DeepSeek-V2's MoEGate, of which transformers 4.51.3 has no class: experts by softmax, of the best groups."""
+
+    def __init__(self, said):
+        super().__init__()
+        self.said = said
+        self.weight = torch.nn.Parameter(torch.empty(said["n_routed_experts"], said["hidden_size"]))
+
+    def forward(self, hidden):
+        said, scores = self.said, torch.softmax(hidden.flatten(0, -2) @ self.weight.T, -1)
+        choice = scores.detach().clone()
+        if said["topk_method"] == "group_limited_greedy":
+            groups = choice.unflatten(-1, (said["n_group"], -1))
+            best = groups.amax(-1).topk(said["topk_group"])[1]
+            left_out = torch.ones(groups.shape[:2], dtype=torch.bool).scatter_(1, best, False)
+            choice = groups.masked_fill(left_out[..., None], -1.0).flatten(1)
+        experts = choice.topk(said["num_experts_per_tok"])[1]
+        return experts, scores.gather(1, experts) * said["routed_scaling_factor"]
+
+
+def deepseek(said, attention):
+    """`of_transformers` of DeepSeek-V3's model, with V2's router, and queries without a latent vector."""
+    direct, v2 = said["q_lora_rank"] is None, said["model_type"] == "deepseek_v2"
+    config = said | {"model_type": "deepseek_v3", "q_lora_rank": said["q_lora_rank"] or 4}
+    config = transformers.AutoConfig.for_model(**config)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    for layer in model.model.layers:
+        if direct:
+            layer.self_attn.q_a_proj = layer.self_attn.q_a_layernorm = torch.nn.Identity()
+            rows = layer.self_attn.q_b_proj.out_features
+            layer.self_attn.q_b_proj = torch.nn.Linear(said["hidden_size"], rows, bias=False)
+        if v2 and hasattr(layer.mlp, "gate"):
+            layer.mlp.gate = SoftmaxRouter(said)
+    return model, ("q_b_proj", "q_proj") if direct else ("", "")
+
+
 def answer(name, seed):
     """{what: numbers} of a model: its weights' shapes, logits, loss, gradients, and the tokens that it generates."""
     own = name == "gpt_oss" and not hasattr(transformers, "GptOssForCausalLM")
-    model = GptOss(model_cases.config(name)) if own else of_transformers(name)
-    weights = dict(model.named_parameters())
+    model, words = (GptOss(model_cases.config(name)), ("", "")) if own else of_transformers(name)
+    parameters = {key.replace(*words): parameter for key, parameter in model.named_parameters()}
+    weights = parameters | {key: value for key, value in model.named_buffers() if key.endswith("correction_bias")}
     for key, parameter in weights.items():
         parameter.data.copy_(torch.tensor(model_cases.weight(name, key, parameter.shape, seed)))
     tokens = torch.tensor(model_cases.tokens(seed))
@@ -34,16 +71,19 @@ def answer(name, seed):
         "shapes": {key: list(parameter.shape) for key, parameter in weights.items()},
         "logits": rounded(logits.detach().numpy()),
         "loss": loss.item(),
-        "gradients": {key: rounded(parameter.grad.numpy()) for key, parameter in weights.items()},
+        "gradients": {key: rounded(parameter.grad.numpy()) for key, parameter in parameters.items()},
         "generated": made[:, model_cases.PROMPT :].tolist(),
     }
 
 
 def of_transformers(name):
-    """transformers' model. sdpa leaves out soft caps and sinks."""
-    config = transformers.AutoConfig.for_model(**model_cases.config(name))
+    """(transformers' model, how words in its weights' names are replaced). sdpa leaves out soft caps and sinks."""
+    said = model_cases.config(name)
     attention = "eager" if "gemma" in name or name == "gpt_oss" else "sdpa"
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    if "deepseek" in name:
+        return deepseek(said, attention)
+    config = transformers.AutoConfig.for_model(**said)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention), ("", "")
 
 
 def generated(model, prompt, cache):
@@ -61,7 +101,8 @@ def rounded(array):
 
 
 def main():
-    print(json.dumps({name: answer(name, int(sys.argv[1])) for name in model_cases.MODELS}))
+    seed, *names = sys.argv[1:]
+    print(json.dumps({name: answer(name, int(seed)) for name in names or model_cases.MODELS}))
 
 
 if __name__ == "__main__":

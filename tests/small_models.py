@@ -3,6 +3,8 @@
 import paddle
 
 from paddle_te.configs.families import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
     FAMILIES,
     GEMMA2,
     GEMMA3,
@@ -33,11 +35,19 @@ VOCABULARY = TINY["vocab_size"]
 TE_FAMILIES = tuple(name for name in FAMILIES if name != GRANITE.model_type)
 # Families with experts. Where two experts are as good within rounding, backends may choose different ones, and the
 # token's output makes a step.
-MIXTURES = tuple(family.model_type for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS))
+MIXTURES = tuple(
+    family.model_type
+    for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3)
+)
 MULTIPLIED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.125, logits_scaling=2.0)
 # Those whose models compute in fp8 here: of mixtures Qwen's with a shared expert, and GLaM with biases and GELU.
 FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("qwen2_moe", "glam"))
 FEW = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)
+# heads as DeepSeek's, for which cuDNN has attention
+LATENT = dict(
+    kv_lora_rank=64, q_lora_rank=None, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=64,
+    n_shared_experts=1, first_k_dense_replace=1,
+)  # fmt: skip
 # What a family has that Llama has not, beside its biases.
 OWN = {
     QWEN2.model_type: dict(tie_word_embeddings=True),
@@ -57,6 +67,8 @@ OWN = {
     GRANITE_MOE.model_type: MULTIPLIED | dict(num_local_experts=8),
     GLAM.model_type: dict(num_experts=8, num_key_value_heads=None),
     GPT_OSS.model_type: dict(sliding_window=20, num_local_experts=8, router_aux_loss_coef=0.0),
+    DEEPSEEK_V2.model_type: LATENT,
+    DEEPSEEK_V3.model_type: LATENT | dict(q_lora_rank=64, n_group=4, topk_group=2, num_experts_per_tok=4),
     GPT.model_type: GPTS,
 }
 

@@ -1,10 +1,10 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
 Each is a folder with PaddleNLP's config.json. The hyper-parameters are those that are published with the weights
-(https://huggingface.co/meta-llama, Qwen, google, microsoft, allenai, zai-org, deepseek-ai, mistralai), the names those
-of PaddleNLP's tokenizers. `gpt-…` have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's
-NeMo, heads of 64 or 128 numbers; `llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs,
-`tiny-llama-demo` for tests and the quickstart.
+(https://huggingface.co/meta-llama, Qwen, google, microsoft, allenai, zai-org, deepseek-ai, moonshotai, mistralai), the
+names those of PaddleNLP's tokenizers. `gpt-…` have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of
+NVIDIA's NeMo, heads of 64 or 128 numbers; `llama-125m` (grouped kv heads, 125 million parameters) is for convergence
+runs, `tiny-llama-demo` for tests and the quickstart.
 
 Imports neither paddle nor paddlenlp: the launcher checks its arguments with this in well under a second.
 """
@@ -46,7 +46,9 @@ MODEL_VALUES = (
     "shared_expert_intermediate_size decoder_sparse_step mlp_only_layers partial_rotary_factor "
     "original_max_position_embeddings rope_local_base_freq sliding_window_pattern layer_types query_pre_attn_scalar "
     "attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier "
-    "logits_scaling"
+    "logits_scaling kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim n_routed_experts "
+    "n_shared_experts first_k_dense_replace moe_layer_freq scoring_func topk_method n_group topk_group "
+    "routed_scaling_factor"
 ).split()
 
 

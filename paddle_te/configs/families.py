@@ -19,7 +19,8 @@ class Family:
     title: what PaddleNLP's and transformers' names of classes begin with.
     normalization: RMSNorm or LayerNorm, whose norms have biases.
     biases: the GEMMs that have some: none, those of "qkv", or "all".
-    qk_norm: AttentionSpec's (`configs.spec`). norms: LayerSpec's. interleaved: RotationSpec's.
+    qk_norm: AttentionSpec's (`configs.spec`). latent: keys and values are made of a latent vector (its LatentSpec).
+    norms: LayerSpec's. interleaved: RotationSpec's.
     gated: the MLP's activation is. learned_positions: there is an embedding of positions, and no rotation.
     tied: the head is always the embedding; else config.json says it.
     names: what PaddleNLP and transformers call its weights (`weights.names`).
@@ -38,6 +39,7 @@ class Family:
     normalization: str = "RMSNorm"
     biases: str | None = None
     qk_norm: str | None = None
+    latent: bool = False
     norms: str = "before"
     interleaved: bool = False
     gated: bool = True
@@ -94,6 +96,8 @@ GPT_OSS = Family(
     activation="clamped_swiglu",
     aux_loss=False,
 )
+DEEPSEEK_V2 = Family("deepseek_v2", "DeepseekV2", names="deepseek", latent=True, interleaved=True)
+DEEPSEEK_V3 = Family("deepseek_v3", "DeepseekV3", names="deepseek", latent=True, interleaved=True)
 _GEMMA: Any = dict(names="gemma", norms="both", window=True, zero_centered=True, scaled=True)
 GEMMA2 = Family("gemma2", "Gemma2", **_GEMMA)
 GEMMA3 = Family("gemma3_text", "Gemma3", qk_norm="head", part_of="gemma3", **_GEMMA)
@@ -121,7 +125,8 @@ GLAM = Family(
     in_transformers=False,
 )
 _DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, GRANITE, MISTRAL, GPT)
-_ALL = (*_DENSE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS)
+_MIXTURES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3)
+_ALL = (*_DENSE, *_MIXTURES)
 FAMILIES = {family.model_type: family for family in _ALL}
 
 

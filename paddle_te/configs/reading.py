@@ -225,6 +225,8 @@ def _check_together(record: Decoder, content: dict[str, Any], keys: Mapping[str,
         raise ConfigError(
             f"{said('hidden_size', record.hidden_size)} is no multiple of {said('num_attention_heads', heads)}"
         )
+    if (rotated := getattr(record, "qk_rope_head_dim", 0)) % 2:
+        raise ConfigError(f"qk_rope_head_dim={rotated}: rotation takes pairs, so it must be even")
     if isinstance(record, Rotary) and record.head_size % 2:
         raise ConfigError(
             f"{said('hidden_size', record.hidden_size)} and {said('num_attention_heads', heads)} make heads of "

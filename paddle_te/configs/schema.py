@@ -503,6 +503,84 @@ class Glam(WithExperts, Decoder):
 
 
 @record
+class DeepseekV2(Rotary):
+    """config.json of model_type deepseek_v2, which DeepSeek-V2 and DeepSeek-V2-Lite have."""
+
+    kv_lora_rank: int = count("width of the latent vector of keys and values", WIDTH, "numbers", 512)
+    q_lora_rank: int | None = count(
+        "width of the queries' latent vector; null means that they have none", WIDTH, "numbers", 1536
+    )
+    qk_nope_head_dim: int = count("numbers of a head that are not rotated", WIDTH, "numbers", 128)
+    qk_rope_head_dim: int = count("numbers of a head that are rotated, an even number", WIDTH, "numbers", 64)
+    v_head_dim: int = count("width of a head of the values", WIDTH, "numbers", 128)
+    head_dim: int | None = count(
+        "what transformers calls qk_rope_head_dim, too; nothing reads it", WIDTH, "numbers", None,
+        written_by=TRANSFORMERS, carried=False,
+    )  # fmt: skip
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    moe_intermediate_size: int = count("width of an expert", FEED_FORWARD, "numbers", 1407)
+    n_routed_experts: int = count("experts of a layer", EXPERTS, "experts", 64)
+    n_shared_experts: int | None = count(
+        "width, in experts, of the MLP that all tokens go through besides; null means none", EXPERTS, "experts", None
+    )
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 6)
+    first_k_dense_replace: int = key("layers without experts, at the beginning", 0, Bounds(0, LAYERS), "layers")
+    moe_layer_freq: int = count("each layer whose number it divides has experts", LAYERS, "layers", 1)
+    scoring_func: str = key("of the router's logits", "softmax", only=("softmax",))
+    topk_method: str = key(
+        "how experts are chosen: of all, or of the groups with the best ones", "greedy",
+        only=("greedy", "group_limited_greedy"),
+    )  # fmt: skip
+    n_group: int | None = count("groups of experts", EXPERTS, "groups", None)
+    topk_group: int | None = count("groups from which a token's experts are chosen", EXPERTS, "groups", None)
+    norm_topk_prob: bool = key("whether the probabilities of a token's experts have the sum 1", False, only=(False,))
+    routed_scaling_factor: float = key("what these probabilities are multiplied by", 1.0, _FACTOR)
+    aux_loss_alpha: float = key("factor of the loss that balances the experts' load", 0.001, _COEFFICIENT)
+    seq_aux: bool = key("whether that loss is of each sequence by itself", True)
+    ep_size: int | None = count(
+        "processes that divided the experts in DeepSeek's own code", EXPERTS, "", 1, carried=False
+    )
+    pretraining_tp: int | None = count(
+        "slices in which transformers computes the same products", HEADS, "", 1, written_by=TRANSFORMERS, carried=False
+    )
+    bos_token_id: int | None = key("the token that begins a text", 100000, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 100001, _TOKEN, "token id")
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self.qk_rope_head_dim
+
+
+@record
+class DeepseekV3(DeepseekV2):
+    """config.json of model_type deepseek_v3, which DeepSeek-V3, DeepSeek-R1 and Moonlight have."""
+
+    moe_intermediate_size: int = count("width of an expert", FEED_FORWARD, "numbers", 2048)
+    n_routed_experts: int = count("experts of a layer", EXPERTS, "experts", 256)
+    n_shared_experts: int | None = count(
+        "width, in experts, of the MLP that all tokens go through besides; null means none", EXPERTS, "experts", 1
+    )
+    num_experts_per_tok: int = count("experts that a token gets", EXPERTS, "experts", 8)
+    first_k_dense_replace: int = key("layers without experts, at the beginning", 3, Bounds(0, LAYERS), "layers")
+    scoring_func: str = key("of the router's logits", "sigmoid", only=("sigmoid",))
+    topk_method: str = key("how experts are chosen: by scores and a bias of each", "noaux_tc", only=("noaux_tc",))
+    n_group: int | None = count("groups of experts", EXPERTS, "groups", 8)
+    topk_group: int | None = count("groups from which a token's experts are chosen", EXPERTS, "groups", 4)
+    norm_topk_prob: bool = key("whether the probabilities of a token's experts have the sum 1", True, only=(True,))
+    routed_scaling_factor: float = key("what these probabilities are multiplied by", 2.5, _FACTOR)
+    aux_loss_alpha: float = key(
+        "factor of the loss that balances the experts' load, beside the bias; transformers has none", 0.0, _COEFFICIENT
+    )
+    rope_interleave: bool = switch("whether neighbouring numbers are rotated together", (True,))
+    num_nextn_predict_layers: int | None = key(
+        "layers that predict further tokens, whose weights are left out", 0, Bounds(0, LAYERS), "layers", carried=False
+    )
+    bos_token_id: int | None = key("the token that begins a text", 0, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 1, _TOKEN, "token id")
+
+
+@record
 class Gpt(Decoder):
     """config.json of model_type gpt, transformers' gpt2."""
 
@@ -581,6 +659,8 @@ SCHEMAS: dict[str, type[Decoder]] = {
     "granitemoe": GraniteMoe,
     "glam": Glam,
     "gpt_oss": GptOss,
+    "deepseek_v2": DeepseekV2,
+    "deepseek_v3": DeepseekV3,
 }
 
 

@@ -46,9 +46,27 @@ class RotationSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+
+    kv_rank: width of the latent vector of which keys and values are made. turned: numbers at the end of a head of the
+    queries and keys that are rotated; all heads of the keys share them. value_dim: width of a head of the values.
+    q_rank: that of the queries' latent vector; None: they have none. eps: of the latent vectors' norms, whatever the
+    others have.
+    """
+
+    kv_rank: int
+    turned: int
+    value_dim: int
+    q_rank: int | None = None
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """heads: of the queries. groups: heads of the keys, and of the values. head_dim: width of a head.
 
+    latent: a LatentSpec, with head_dim that of queries and keys; None: keys and values have projections of their own.
     rotation: None without rotary positions. qk_norm: "head" norms each head of q and of k before rotation, with a
     weight that all heads share; "all" norms all heads together; None: neither. window: tokens that a token sees,
     itself included; None: all before it. qkv_bias, proj_bias: whether the projections to q, k and v, and the one after
@@ -69,6 +87,24 @@ class AttentionSpec:
     softcap: float | None = None
     dropout: float = 0.0
     sinks: bool = False
+    latent: LatentSpec | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head of the values, and of attention's output."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def context_size(self) -> int:
+        """Numbers that attention gives for a token."""
+        return self.heads * self.value_dim
+
+    @property
+    def turned(self) -> int:
+        """Numbers of a head that are rotated."""
+        if self.rotation is None:
+            return 0
+        return self.latent.turned if self.latent else int(self.head_dim * self.rotation.fraction)
 
     @property
     def q_size(self) -> int:
@@ -106,8 +142,9 @@ class ExpertsSpec:
     shared_gate: its output is multiplied by the sigmoid of a learnt product with the token.
     score: "softmax" or "sigmoid", of the router's logits. router_bias: these have one, learnt. pre_softmax: a chosen
     expert's probability is that among all experts; False: among those that are chosen. groups, group_topk: experts are
-    chosen among those of the best groups. scaling: multiplies the probabilities. expert_bias: experts are chosen by
-    scores and a bias that follows their load. aux_loss_coeff: of the loss that balances their load.
+    chosen among those of the best groups, by the sum of each one's group_best best scores; None: topk / group_topk.
+    scaling: multiplies the probabilities. expert_bias: experts are chosen by scores and a bias that follows their load.
+    aux_loss_coeff: of the loss that balances their load. by_sequence: in each sequence, not in all tokens together.
     """
 
     experts: int
@@ -123,9 +160,11 @@ class ExpertsSpec:
     pre_softmax: bool = False
     groups: int | None = None
     group_topk: int | None = None
+    group_best: int | None = None
     scaling: float | None = None
     expert_bias: bool = False
     aux_loss_coeff: float = 0.0
+    by_sequence: bool = False
 
 
 @dataclass(frozen=True)
@@ -269,6 +308,8 @@ def _window(words: _Words, sliding: bool) -> int | None:
 def _attention(words: _Words, sliding: bool) -> AttentionSpec:
     heads, scalar = words("num_attention_heads"), words("query_pre_attn_scalar")
     biases = words.family.biases
+    if words.family.latent:
+        return _latent_attention(words)
     return AttentionSpec(
         heads,
         words("num_key_value_heads") or heads,
@@ -283,6 +324,13 @@ def _attention(words: _Words, sliding: bool) -> AttentionSpec:
         dropout=words("attention_probs_dropout_prob") or 0.0,
         sinks=words.family.sinks,
     )
+
+
+def _latent_attention(words: _Words) -> AttentionSpec:
+    heads, turned = words("num_attention_heads"), words("qk_rope_head_dim")
+    latent = LatentSpec(words("kv_lora_rank"), turned, words("v_head_dim"), words("q_lora_rank"))
+    head_dim = words("qk_nope_head_dim") + turned
+    return AttentionSpec(heads, heads, head_dim, _rotation(words, sliding=False), latent=latent)
 
 
 def _rotation(words: _Words, sliding: bool) -> RotationSpec:
@@ -309,13 +357,14 @@ def _dense(words: _Words) -> DenseSpec:
 
 def _number_of_experts(words: _Words) -> int:
     """Return how many experts a layer that has some has; 0 for a model without."""
-    return words("num_experts") or words("num_local_experts") or 0
+    return words("num_experts") or words("num_local_experts") or words("n_routed_experts") or 0
 
 
 def _is_sparse(words: _Words, number: int) -> bool:
     """Return whether a layer has experts: each decoder_sparse_step-th does, unless it is one of mlp_only_layers."""
     step, others = words("decoder_sparse_step") or 1, words("mlp_only_layers") or ()
-    return bool(_number_of_experts(words)) and not (number + 1) % step and number not in others
+    later = number >= (words("first_k_dense_replace") or 0) and not number % (words("moe_layer_freq") or 1)
+    return bool(_number_of_experts(words)) and not (number + 1) % step and number not in others and later
 
 
 def experts_width(family: Family) -> str:
@@ -325,6 +374,8 @@ def experts_width(family: Family) -> str:
 
 
 def _experts(words: _Words) -> ExpertsSpec:
+    if words.family.names == "deepseek":
+        return _deepseeks_experts(words)
     shared, normed = words("shared_expert_intermediate_size"), words("norm_topk_prob")
     return ExpertsSpec(
         _number_of_experts(words),
@@ -338,4 +389,27 @@ def _experts(words: _Words) -> ExpertsSpec:
         shared_gate=bool(shared),  # Qwen2's, the only family here that has shared experts
         pre_softmax=normed is False,  # Mixtral has no such key, and takes the softmax of the chosen experts' logits
         aux_loss_coeff=words.family.aux_loss and words("router_aux_loss_coef") or 0.0,
+    )
+
+
+def _deepseeks_experts(words: _Words) -> ExpertsSpec:
+    """Return DeepSeek-V2's and V3's, which choose experts by softmax, or by sigmoid and a bias."""
+    ffn, sigmoid = words("moe_intermediate_size"), words("scoring_func") == "sigmoid"
+    groups, best = words("n_group"), words("topk_group")
+    limited = words("topk_method") != "greedy" and groups and best and best < groups
+    return ExpertsSpec(
+        _number_of_experts(words),
+        words("num_experts_per_tok"),
+        ffn,
+        _activation(words),
+        shared_ffn=ffn * (words("n_shared_experts") or 0) or None,
+        score="sigmoid" if sigmoid else "softmax",
+        pre_softmax=not sigmoid,
+        groups=groups if limited else None,
+        group_topk=best if limited else None,
+        group_best=(2 if sigmoid else 1) if limited else None,
+        scaling=words("routed_scaling_factor"),
+        expert_bias=sigmoid,
+        aux_loss_coeff=words("aux_loss_alpha"),
+        by_sequence=words("seq_aux"),
     )

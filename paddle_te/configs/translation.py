@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddle_te.configs.families import Family
 from paddle_te.configs.reading import ModelConfig, check_computed, model_config
 from paddle_te.configs.rope import scaling_of, theta_of
 from paddle_te.configs.rope import to_paddlenlp as rope_in_paddlenlp
@@ -65,13 +66,15 @@ def to_transformers(config: ModelConfig, dtype: str) -> dict[str, Any]:
         said |= {
             "num_key_value_heads": record.kv_heads,
             "rope_theta": theta_of(config.content),
-            "rope_scaling": _scaling_in_transformers(scaling),
+            "rope_scaling": _scaling_in_transformers(scaling, family),
         }
     return said
 
 
-def _scaling_in_transformers(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return rope_scaling; transformers' Phi3 takes one of three words only."""
+def _scaling_in_transformers(scaling: dict[str, Any] | None, family: Family) -> dict[str, Any] | None:
+    """Return rope_scaling; transformers' Phi3 takes one of three words only, and DeepSeek's own code reads type."""
+    if scaling and family.latent:
+        return {"type": scaling["rope_type"]} | {name: said for name, said in scaling.items() if name != "rope_type"}
     if not scaling or scaling["rope_type"] != "longrope":
         return scaling
     return {"type": "longrope"} | {name: scaling[name] for name in ("short_factor", "long_factor")}

@@ -40,7 +40,7 @@ class LowRank(nn.Layer):
 
     Parameters: lora_A [in_features, r], lora_B [r, out_features], of this rank. parallel_mode: that of the GEMM beside
     it. "column" splits B, "row" splits A; the r columns between them are what travels, so A's (B's) gradient is whole
-    on every rank, or under sequence parallelism summed by the trainer.
+    on every rank, or under sequence parallelism summed by the trainer. With None no rank has a share of anything.
     """
 
     def __init__(
@@ -64,14 +64,15 @@ class LowRank(nn.Layer):
         else:
             self.lora_A = make([in_features, config.r], uniform)
         self.lora_B = self.create_parameter([config.r, out_features], attributes_of_b(config), dtype)
-        if tp is not None and parallel_mode is not None:
-            self._mark(
-                tp, *{"column": (self.lora_B, 1, self.lora_A), "row": (self.lora_A, 0, self.lora_B)}[parallel_mode]
-            )
+        if tp is not None:
+            self._mark(tp, parallel_mode)
 
-    def _mark(self, tp: TensorParallel, split: Tensor, axis: int, whole: Tensor) -> None:
-        split.is_distributed, split.split_axis = True, axis
-        if tp.sequence_parallel:
+    def _mark(self, tp: TensorParallel, parallel_mode: str | None) -> None:
+        factors, split = [self.lora_A, self.lora_B], {"column": 1, "row": 0, None: None}[parallel_mode]
+        if split is not None:
+            share = factors.pop(split)
+            share.is_distributed, share.split_axis = True, split
+        for whole in factors if tp.sequence_parallel else ():
             mark_as_sequence_parallel_parameter(whole)
 
     def delta(self) -> Tensor:
@@ -87,7 +88,7 @@ class WithLoRA(_WithGemms):
     of all parts, in the order in which they stand in the weight.
     """
 
-    PARALLEL_MODES: ClassVar[Mapping[str, str]] = {}
+    PARALLEL_MODES: ClassVar[Mapping[str, str | None]] = {}
     merged = disable_lora = False
     parts: Mapping[str, Mapping[str, int]]
 
@@ -141,7 +142,9 @@ class WithLoRA(_WithGemms):
     def split_mapping(self) -> list[tuple[str, bool]]:
         """Return [(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
         mode = {part: self.PARALLEL_MODES[weight] for weight, parts in self.parts.items() for part in parts}
-        return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self.adapters]
+        names = {"column": ("lora_B", True), "row": ("lora_A", False)}
+        split = [(p, names[m]) for p in self.adapters if (m := mode[p]) is not None]
+        return [(f"{part}.{factor}", is_column) for part, (factor, is_column) in split]
 
     @paddle.no_grad()
     def with_products(self, name: str, weight: Tensor, sign: int = 1) -> Tensor:
@@ -178,7 +181,8 @@ class WithLoRA(_WithGemms):
         del self.parts
         for name in ("merged", "disable_lora"):
             self.__dict__.pop(name, None)
-        self.__class__ = type(self).__mro__[2]  # the layer that it was
+        own = [each for each in type(self).__mro__ if not issubclass(each, WithLoRA) and issubclass(each, _WithGemms)]
+        self.__class__ = own[0]  # type: ignore[assignment]  # the layer that it was
 
     def gemm(
         self,
@@ -239,6 +243,18 @@ class LoRALinear(WithLoRA, Linear):
             return super().forward(x, residual, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
         return self.gemm(x, "weight", self.bias, quantizers, residual)
+
+
+class LoRAColumnLinear(LoRALinear):
+    """Compute a column-parallel Linear with LoRA, such as the one to latent attention's queries."""
+
+    PARALLEL_MODES = {"weight": "column"}
+
+
+class LoRAWholeLinear(LoRALinear):
+    """Compute a Linear with LoRA that each rank has whole, such as those to latent vectors."""
+
+    PARALLEL_MODES = {"weight": None}
 
 
 class LoRALayerNormMLP(WithLoRA, LayerNormMLP):

@@ -21,7 +21,7 @@ from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, DelayedScaling, fp8_autocast
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.fp8.scaling import check_block_sizes
-from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+from paddle_te.layers import MLASelfAttention, RotaryPositionEmbedding, TransformerLayer
 from paddle_te.layers.context import ALONE, Context
 from paddle_te.layers.moe import MoELayer
 from paddle_te.layers.settings import LayerSettings, part
@@ -48,8 +48,7 @@ def rotary_embedding(model: ModelSpec, number: int = 0) -> RotaryPositionEmbeddi
     rotation = attention.rotation
     if rotation is None:
         return None
-    turned = int(attention.head_dim * rotation.fraction)
-    return _rotary_on(paddle.get_device(), turned, rotation.theta, rotation.scaling, model.positions)
+    return _rotary_on(paddle.get_device(), attention.turned, rotation.theta, rotation.scaling, model.positions)
 
 
 def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, options: LayerOptions) -> dict[str, Any]:
@@ -60,8 +59,8 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, optio
     attention, feed_forward = spec.attention, spec.feed_forward
     experts = experts_arguments(feed_forward, options) if isinstance(feed_forward, ExpertsSpec) else None
     scale, factor = attention.scale or attention.head_dim**-0.5, rope.attention_factor if rope else 1.0
-    in_part = attention.rotation is not None and attention.rotation.fraction < 1
-    norm = spec.norm
+    in_part, norm = attention.rotation is not None and attention.turned < attention.head_dim, spec.norm
+    latent = None if attention.latent is None else latent_arguments(spec, rope)
     return dict(
         num_attention_heads=attention.heads,
         num_gqa_groups=attention.groups,
@@ -87,7 +86,23 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, optio
         zero_centered_gamma=norm.zero_centered,
         norms=spec.norms,
         hidden_dropout=spec.dropout,
+        attention_half=latent and MLASelfAttention.in_layer(**latent),
         feed_forward=experts and MoELayer.in_layer(**experts),
+    )
+
+
+def latent_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> dict[str, Any]:
+    """Return MLAConfig's arguments that say what a LayerSpec's latent attention computes, as `layer_arguments`."""
+    attention, latent = spec.attention, spec.attention.latent
+    assert latent is not None and rope is not None
+    return dict(
+        kv_lora_rank=latent.kv_rank,
+        q_lora_rank=latent.q_rank,
+        qk_head_dim=attention.head_dim - latent.turned,
+        qk_pos_emb_head_dim=latent.turned,
+        v_head_dim=latent.value_dim,
+        softmax_scale=attention.head_dim**-0.5 * rope.latent_factor**2,
+        latent_layernorm_epsilon=latent.eps,
     )
 
 
@@ -103,8 +118,10 @@ def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any
         moe_router_bias=spec.router_bias,
         moe_router_num_groups=spec.groups,
         moe_router_group_topk=spec.group_topk,
+        moe_router_group_best=spec.group_best,
         moe_router_topk_scaling_factor=spec.scaling,
         moe_router_enable_expert_bias=spec.expert_bias,
+        moe_router_load_balancing_type="seq_aux_loss" if spec.by_sequence else "aux_loss",
         moe_aux_loss_coeff=spec.aux_loss_coeff if coefficient is None else coefficient,
         moe_expert_capacity_factor=options.moe_expert_capacity_factor,
         moe_router_force_load_balancing=options.moe_router_force_load_balancing,
@@ -167,8 +184,8 @@ class DecoderLayer(nn.Layer):
     number: the layer's place in the model; a host whose models have all layers alike need not say it.
 
     Parameters: transformer.self_attention.layernorm_qkv.{ln_weight, weight} and, where the model has it, bias,
-    transformer.self_attention.proj.weight, transformer.layernorm_mlp.{ln_weight, fc1_weight, fc2_weight}, initialised
-    as PaddleNLP's.
+    transformer.self_attention.proj.weight, or those of MLASelfAttention; transformer.layernorm_mlp.{ln_weight,
+    fc1_weight, fc2_weight}, or those of MoELayer; initialised as PaddleNLP's.
     """
 
     def __init__(self, config: Any, number: int = 0) -> None:

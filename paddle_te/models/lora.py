@@ -4,6 +4,8 @@ A and B have the names and shapes that a host's LoRALinear gives the native laye
 has the fused weight:
 
     ….self_attention.layernorm_qkv.{q,k,v}_proj.{lora_A [in, r], lora_B [r, out]}
+    ….self_attention.linear_q_proj.q_proj…, ….self_attention.linear_{q,kv}_down_proj.{q,kv}_a_proj…
+    ….self_attention.linear_{q,kv}_up_proj.{q,kv}_b_proj…
     ….self_attention.proj.o_proj…, ….layernorm_mlp.{gate,up,down}_proj…
     ….moe_layer.experts.{gate,up,down}_proj.{lora_A [experts, r, in], lora_B [experts, out, r]}
     ….moe_layer.shared_experts.{gate,up,down}_proj.{lora_A [in, r], lora_B [r, out]}
@@ -21,20 +23,32 @@ from paddle import Tensor, nn
 from paddle_te.configs.families import family_of
 from paddle_te.configs.spec import spec_of
 from paddle_te.layers import stored_weights
-from paddle_te.layers.lora import LoRALayerNormLinear, LoRALayerNormMLP, LoRALinear, WithLoRA
+from paddle_te.layers.lora import (
+    LoRAColumnLinear,
+    LoRALayerNormLinear,
+    LoRALayerNormMLP,
+    LoRALinear,
+    LoRAWholeLinear,
+    WithLoRA,
+)
 from paddle_te.layers.moe.lora import LoRAGroupedMLP, LoRASharedExpertMLP
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.weights import Dims, te_layout
 from paddle_te.weights.adapters.names import module_of
 from paddle_te.weights.layout import Place
 
-ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
+ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o", "q_a", "q_b", "kv_a", "kv_b"))
 MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
 TARGETS = {"all": ATTENTION + MLP, "attention": ATTENTION, "mlp": MLP}
 
 # Where the layers with LoRA are in a decoder layer
 PLACES: dict[str, type[WithLoRA]] = {
     "self_attention.layernorm_qkv": LoRALayerNormLinear,
+    "self_attention.linear_q_proj": LoRAColumnLinear,
+    "self_attention.linear_q_down_proj": LoRAWholeLinear,
+    "self_attention.linear_q_up_proj": LoRALayerNormLinear,
+    "self_attention.linear_kv_down_proj": LoRAWholeLinear,
+    "self_attention.linear_kv_up_proj": LoRALayerNormLinear,
     "self_attention.proj": LoRALinear,
     "layernorm_mlp": LoRALayerNormMLP,
     "moe_layer.experts": LoRAGroupedMLP,

@@ -149,7 +149,7 @@ def trained_elements(model: Model, layout: Job, local: float) -> float:
         return local
     elements = 0.0
     for gemm in adapted(model, layout):
-        split_in, split_out = (1, layout.tp) if gemm.mode == "column" else (layout.tp, 1)
+        split_in, split_out = {"column": (1, layout.tp), "row": (layout.tp, 1), "whole": (1, 1)}[gemm.mode]
         elements += sum(gemm.inputs / split_in + size / split_out for size in gemm.outputs)
     return layout.lora_rank * elements * model.layers / layout.pp
 
@@ -334,18 +334,21 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     # with norms of q and k also as the GEMM gives them, from which the norms' backward computes
     qkv = (of_attention + (2 if model.qk_norm else 0)) * model.qkv
     attention = (
-        0 if "core_attn" in again else of_attention * model.q + 4 * model.heads
+        0 if "core_attn" in again else of_attention * model.context + 4 * model.heads
     )  # its output, the softmax's statistics
     # in bf16 its input is attention's output, unless that is exchanged for other tokens
-    proj = of_input["attention"] * model.q
+    proj = of_input["attention"] * model.context
     if of_input["attention"] == 2 and "core_attn" not in again and layout.sep == 1:
         proj = 0
+    # latent vectors, before and behind their norms; and two GEMMs cast the hidden states, each for itself
+    latent = (2 + of_input["attention"]) * model.latent_ranks
+    latent += h if model.latent and of_input["attention"] == 1 else 0
     middle = 2 * h  # the residual of the MLP half
     # its input, and its output (gate and up)
     fc1 = 0 if {"mlp", "moe"} & {*again} else norm_2 + (MXFP8 if layout.stores_input_in_fp8 else 2) * model.fc1
     activation = 0 if {"mlp", "mlp_act", "moe", "moe_act"} & {*again} else of_input["mlp"] * f  # fc2's input
     low_rank = 2 * sum(_width(layout, gemm) for gemm in _kept_products(model, layout))  # x·A
-    return entry + norm + qkv + attention + proj + middle + fc1 + activation + added + low_rank
+    return entry + norm + latent + qkv + attention + proj + middle + fc1 + activation + added + low_rank
 
 
 def _kept_of_an_input(layout: Job, part: str) -> int:

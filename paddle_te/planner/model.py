@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from paddle_te.configs.spec import ExpertsSpec, ModelSpec, spec_of
+from paddle_te.configs.spec import ExpertsSpec, LatentSpec, ModelSpec, spec_of
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 
 EXCHANGED_ROOM = 9 / 8  # rows of experts that `layers.moe.token_dispatcher` makes room for, over those in balance
@@ -17,8 +17,9 @@ MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
 class Gemm(NamedTuple):
     """Of a decoder layer.
 
-    part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or "row". inputs: numbers
-    of a token that go in; outputs: those that come out, by what is fused in the weight.
+    part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or "row", or "whole" where
+    each has all of it. inputs: numbers of a token that go in; outputs: those that come out, by what is fused in the
+    weight.
     """
 
     part: str
@@ -36,8 +37,8 @@ class Model:
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
     the norms too. gated: the MLP is. positions: those that are learned. windows: of each layer whose attention is to
-    the last tokens only, how many. qk_norm: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a pipeline
-    model of it. spec: what it was made of, which has the weights' names.
+    the last tokens only, how many. qk_norm, latent: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a
+    pipeline model of it. spec: what it was made of, which has the weights' names.
     idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
     has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts. vectors: those of
     a layer's sinks, and of its biases that neither qkv_bias nor bias tells of and a token goes through. sinks:
@@ -65,6 +66,7 @@ class Model:
     experts: float = 0.0
     vectors: float = 0.0
     sinks: bool = False
+    latent: LatentSpec | None = None
     spec: ModelSpec | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -95,6 +97,7 @@ class Model:
             of_layers.experts,
             _vectors(spec),
             attention.sinks,
+            attention.latent,
             spec,
         )
 
@@ -141,19 +144,29 @@ class Model:
         return self.hidden * (3 if self.gated else 2)
 
     @cached_property
+    def value_dim(self) -> int:
+        """Width of a head of the values."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    @cached_property
     def q(self) -> int:
-        """Numbers of a token's queries, and of what attention gives for it."""
+        """Numbers of a token's queries."""
         return self.heads * self.head_dim
+
+    @cached_property
+    def context(self) -> int:
+        """Numbers of what attention gives for a token."""
+        return self.heads * self.value_dim
 
     @cached_property
     def qkv(self) -> int:
         """Numbers of a token's queries, keys and values."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+        return self.q + self.kv
 
     @cached_property
     def kv(self) -> int:
         """Numbers of a token's keys and values."""
-        return 2 * self.kv_heads * self.head_dim
+        return self.kv_heads * (self.head_dim + self.value_dim)
 
     @cached_property
     def fc1(self) -> int:
@@ -173,26 +186,48 @@ class Model:
     @cached_property
     def active_weights(self) -> int:
         """Elements of a layer's matrices that a token is multiplied with."""
-        return self.hidden * (self.qkv + self.q + self.fc1 + self.ffn)
+        return self.attention_weights + self.hidden * (self.fc1 + self.ffn)
+
+    @cached_property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of a layer's attention."""
+        return sum(gemm.inputs * sum(gemm.outputs) for gemm in self.attention_gemms)
 
     @cached_property
     def gemms(self) -> tuple[Gemm, ...]:
         """Those of a layer's weights."""
-        kv = self.kv // 2
         fc1 = (self.ffn,) * (self.fc1 // self.ffn)
-        return (
-            Gemm("attention", "column", self.hidden, (self.q, kv, kv)),
-            Gemm("attention", "row", self.q, (self.hidden,)),
-            Gemm("mlp", "column", self.hidden, fc1),
-            Gemm("mlp", "row", self.ffn, (self.hidden,)),
+        of_mlp = Gemm("mlp", "column", self.hidden, fc1), Gemm("mlp", "row", self.ffn, (self.hidden,))
+        return *self.attention_gemms, *of_mlp
+
+    @cached_property
+    def attention_gemms(self) -> tuple[Gemm, ...]:
+        """Those of attention."""
+        proj = Gemm("attention", "row", self.context, (self.hidden,))
+        if self.latent is None:
+            return Gemm("attention", "column", self.hidden, (self.q, self.kv // 2, self.kv // 2)), proj
+        latent, h, shared = self.latent, self.hidden, self.latent.turned
+        of_heads = self.heads * (self.head_dim - shared + latent.value_dim)
+        keys = (
+            Gemm("attention", "whole", h, (latent.kv_rank + shared,)),
+            Gemm("attention", "column", latent.kv_rank, (of_heads,)),
         )
+        if latent.q_rank is None:
+            return Gemm("attention", "column", h, (self.q,)), *keys, proj
+        down = Gemm("attention", "whole", h, (latent.q_rank,))
+        return down, Gemm("attention", "column", latent.q_rank, (self.q,)), *keys, proj
+
+    @cached_property
+    def latent_ranks(self) -> int:
+        """Numbers of a token's latent vectors, which norms are of; 0 without."""
+        return 0 if self.latent is None else self.latent.kv_rank + (self.latent.q_rank or 0)
 
     @cached_property
     def layer_weights(self) -> float:
         """Elements of a layer's weights."""
         all_biases = self.qkv + self.fc1 + (3 + self.copies) * self.hidden  # fc2 of each expert has one
         of_heads = {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
-        norms = (4 if self.norms == "both" else 2) * self.hidden + of_heads
+        norms = (4 if self.norms == "both" else 2) * self.hidden + of_heads + self.latent_ranks
         return self.gemm_weights + norms + (all_biases if self.bias else self.qkv * self.qkv_bias) + self.vectors
 
     @cached_property

@@ -38,7 +38,10 @@ def whole_weights(model: Model, tp: int) -> list[float]:
     h = model.hidden
     fc1 = model.fc1 / (model.fc1 + model.ffn)  # its share of the MLP's weights, or the experts'
     mlp = model.mlp_weights / tp
-    layer = (h, h * model.qkv / tp, h * model.q / tp, h, mlp * fc1, mlp * (1 - fc1))
+    attention = [
+        gemm.inputs * sum(gemm.outputs) / (1 if gemm.mode == "whole" else tp) for gemm in model.attention_gemms
+    ]
+    layer = (h, *attention, h, mlp * fc1, mlp * (1 - fc1))
     head = [h] + [model.embedding / tp] * (not model.tied)
     return [model.embedding / tp, *layer * model.layers, *head]
 

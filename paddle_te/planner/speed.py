@@ -188,7 +188,8 @@ def attention_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     much. What a window leaves out takes no time, and the rest is as fast as without one: assumed, not measured.
     """
     rate = gpu.attention_fp8 if layout.fp8_dpa else gpu.attention_bf16
-    return 6 * layout.tokens * model.seen(layout.sequence) * model.q / rate / 1e9
+    numbers = (model.q + model.context) / 2  # of a key, which a query is multiplied with, and of its value
+    return 6 * layout.tokens * model.seen(layout.sequence) * numbers / rate / 1e9
 
 
 def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
@@ -380,7 +381,7 @@ def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
         return 0.0
     forwards = 2 if layout.recomputed == "full" else 1
     if layout.sep > 1:
-        size = 2 * layout.tokens * (model.qkv + model.q) / layout.tp  # q, k and v there, the output back
+        size = 2 * layout.tokens * (model.qkv + model.context) / layout.tp  # q, k and v there, the output back
         copied = EXCHANGE_PASSES * 2 * size / gpu.hbm / 1e6
         return (forwards + 1) * (ring_ms(size, layout.sep, layout.tp, 2, gpu) + copied)
     kv, steps = 2 * layout.tokens * model.kv / layout.tp, layout.cp - 1
@@ -391,7 +392,7 @@ def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     attention = attention_ms(model, layout, gpu) / layout.tp
     sent = forwards * max(0.0, shifts(kv, steps) - attention / 3)
     sent += max(0.0, shifts(kv, steps) + shifts(2 * kv, layout.cp) - attention * 2 / 3)  # gradients in float32
-    merged = steps * ((forwards + 1) * model.q + model.kv) * MERGE_BYTES
+    merged = steps * ((forwards + 1) * model.context + model.kv) * MERGE_BYTES
     return sent + layout.tokens * merged / layout.tp / gpu.hbm / 1e6
 
 

@@ -8,20 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paddle_te.weights.layout import SPLIT_AXIS, Layout, Part, Place
+from paddle_te.weights.layout import SPLIT_AXIS, WHOLE, Layout, Part, Place
 from paddle_te.weights.tensors import NUMBERS, CheckpointError, Shape, StoredTensor, same_bytes
 
 if TYPE_CHECKING:
     from paddle_te.weights.folder import Checkpoint
 
-# The keys of config.json that say how many rows a part has; of other parts, and for all columns but down's, it is one
+# The keys of config.json that say how many rows a part has; of other parts, and for all columns but down's and those of
+# _COLUMNS, it is one
 _ROWS = {
     "k": ("num_key_value_heads", "num_attention_heads"),
     "v": ("num_key_value_heads", "num_attention_heads"),
+    "q_a": ("q_lora_rank",),
+    "q_a_norm": ("q_lora_rank",),
+    "q_b": ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"),
+    "kv_a": ("kv_lora_rank", "qk_rope_head_dim"),
+    "kv_a_norm": ("kv_lora_rank",),
+    "kv_b": ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"),
     "embed": ("vocab_size",),
     "lm_head": ("vocab_size",),
     "positions": ("max_position_embeddings",),
 }
+_COLUMNS = {"q_b": ("q_lora_rank",), "kv_b": ("kv_lora_rank",)}
 _WIDTH = ("hidden_size",)
 _EXPERTS = ("num_experts",)
 _OF_MLP = {False: ("gate", "up", "shared_gate", "shared_up"), True: ("down", "shared_down")}  # by columns
@@ -104,7 +112,9 @@ def _responsible(checkpoint: Checkpoint, place: Place, found: Shape, expected: S
     name = part.name.removesuffix("_bias")
     if name in _OF_MLP[columns]:
         return (checkpoint.dims.width_of(part),)
-    return _EXPERTS if name == "router" and not columns else _WIDTH if columns else _ROWS.get(name, _WIDTH)
+    if name in _ROUTERS and not columns:
+        return _EXPERTS
+    return (_COLUMNS if columns else _ROWS).get(name, _WIDTH)
 
 
 def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, Place]]:
@@ -158,7 +168,8 @@ def _check_dtypes(checkpoint: Checkpoint) -> None:
     seen: dict[str, tuple[str, StoredTensor]] = {}
     for name, ref, place in _stored(checkpoint):
         part = place.slot.parts[0]
-        kind = part if part in _ROUTERS else "norms" if SPLIT_AXIS[part] is None else "matrices"
+        is_norm = SPLIT_AXIS[part] is None and part not in WHOLE
+        kind = part if part in _ROUTERS else "norms" if is_norm else "matrices"
         first = seen.setdefault(kind, (name, ref))
         if ref.dtype != first[1].dtype:
             raise CheckpointError(

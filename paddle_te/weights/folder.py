@@ -261,8 +261,8 @@ def _read_rank(folder: Path, suffix: str, rank: Rank) -> None:
         raise CheckpointError(f"{index_path}: missing; it says which tensor is in which of the shards")
     else:
         tensors = _FORMATS[suffix].read(rank.files[0])
-    tensors = with_scales(mxfp4.joined(tensors))
-    rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
+    joined = with_scales(mxfp4.joined(tensors))
+    rank.tensors = {name: ref for name, ref in joined.items() if not _COMPUTED.fullmatch(name)}
 
 
 def _stack_experts(rank: Rank, layout: Layout, file_format: ModuleType) -> None:

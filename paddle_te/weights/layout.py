@@ -43,6 +43,12 @@ SPLIT_AXIS = {
     "q_bias": 0,
     "k_bias": 0,
     "v_bias": 0,
+    "q_a": None,
+    "q_a_norm": None,
+    "q_b": 0,
+    "kv_a": None,
+    "kv_a_norm": None,
+    "kv_b": 0,
     "o": 1,
     "o_bias": None,
     "sinks": 0,
@@ -77,6 +83,8 @@ SPLIT_AXIS = {
     "lm_head": 0,
 }
 
+
+WHOLE = ("q_a", "kv_a")  # the matrices of a layer, beside routers, that every rank has whole
 
 Matrix: TypeAlias = Any  # NumPy's array or Paddle's tensor, which have no base in common
 EXPERT = "{expert}"  # stands for an expert's number in a Slot's name
@@ -173,10 +181,10 @@ class Layout:
 
     def slots(self, layer: LayerSpec) -> tuple[Slot, ...]:
         """Return the Slots of a decoder layer."""
-        if not isinstance(layer.feed_forward, ExpertsSpec):
-            return self.layer
-        lacking = _lacking(layer.feed_forward)
-        return tuple(slot for slot in self.sparse if not slot.parts[0].startswith(lacking))
+        slots, lacking = self.layer, _lacking_of_attention(layer.attention)
+        if isinstance(layer.feed_forward, ExpertsSpec):
+            slots, lacking = self.sparse, (*lacking, *_lacking(layer.feed_forward))
+        return tuple(slot for slot in slots if slot.parts[0] not in lacking)
 
     @property
     def layer_parts(self) -> list[str]:
@@ -208,12 +216,20 @@ class Layout:
         return [*outside[:1], *inside, *outside[1:]]
 
 
+def _lacking_of_attention(attention: AttentionSpec) -> tuple[str, ...]:
+    """Return the parts that latent attention does not have, of those that may make its queries."""
+    if attention.latent is None:
+        return ()
+    return ("q_a", "q_a_norm", "q_b") if attention.latent.q_rank is None else ("q",)
+
+
 def _lacking(experts: ExpertsSpec) -> tuple[str, ...]:
-    """Return what the names begin with of parts that a mixture of experts does not have."""
+    """Return the parts that a mixture of experts does not have."""
+    shared = [name for name in SPLIT_AXIS if name.startswith("shared") and name != "shared_expert_gate"]
     there = {
         "expert_bias": experts.expert_bias,
         "shared_expert_gate": experts.shared_gate,
-        "shared": experts.shared_ffn is not None,
+        **dict.fromkeys(shared, experts.shared_ffn is not None),
     }
     return tuple(name for name, has in there.items() if not has)
 
@@ -227,6 +243,7 @@ def _experts_of(layer: LayerSpec, slot: Slot) -> Iterable[int | None]:
 
 
 _QK_NORMS = {None: (), "head": ("q_norm", "k_norm"), "all": ("all_q_norm", "all_k_norm")}
+_LATENT = ("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b")
 _QKV, _QKV_BIAS, _GATE_UP = FUSED["qkv"], ("q_bias", "k_bias", "v_bias"), FUSED["gate_up"]
 
 
@@ -236,19 +253,34 @@ def te_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
     attention, mlp, moe = "transformer.self_attention.", "transformer.layernorm_mlp.", "transformer.moe_layer."
     gate_up = _GATE_UP if family.gated else ("up",)
     of_biases = _biases(gate_up)
-    attention_slots = (
-        Slot(f"{attention}layernorm_qkv.ln_weight", ("attention_norm",)),
-        Slot(f"{attention}layernorm_qkv.ln_bias", ("attention_norm_bias",)),
-        Slot(f"{attention}layernorm_qkv.weight", _QKV),
-        Slot(f"{attention}layernorm_qkv.bias", _QKV_BIAS),
-        Slot(f"{attention}q_norm.weight", ("q_norm",)),
-        Slot(f"{attention}k_norm.weight", ("k_norm",)),
-        Slot(f"{attention}q_norm.weight", ("all_q_norm",)),
-        Slot(f"{attention}k_norm.weight", ("all_k_norm",)),
-        Slot(f"{attention}core_attention.softmax_offset", ("sinks",)),
+    latent_slots = (
+        Slot(f"{attention}ln_weight", ("attention_norm",)),
+        Slot(f"{attention}linear_q_proj.weight", ("q",)),
+        Slot(f"{attention}linear_q_down_proj.weight", ("q_a",)),
+        Slot(f"{attention}linear_q_up_proj.ln_weight", ("q_a_norm",)),
+        Slot(f"{attention}linear_q_up_proj.weight", ("q_b",)),
+        Slot(f"{attention}linear_kv_down_proj.weight", ("kv_a",)),
+        Slot(f"{attention}linear_kv_up_proj.ln_weight", ("kv_a_norm",)),
+        Slot(f"{attention}linear_kv_up_proj.weight", ("kv_b",)),
         Slot(f"{attention}proj.weight", ("o",)),
-        Slot(f"{attention}proj.bias", ("o_bias",)),
-        Slot(f"{attention}post_norm.weight", ("attention_post_norm",)),
+    )
+    attention_slots = (
+        latent_slots
+        if family.latent
+        else (
+            Slot(f"{attention}layernorm_qkv.ln_weight", ("attention_norm",)),
+            Slot(f"{attention}layernorm_qkv.ln_bias", ("attention_norm_bias",)),
+            Slot(f"{attention}layernorm_qkv.weight", _QKV),
+            Slot(f"{attention}layernorm_qkv.bias", _QKV_BIAS),
+            Slot(f"{attention}q_norm.weight", ("q_norm",)),
+            Slot(f"{attention}k_norm.weight", ("k_norm",)),
+            Slot(f"{attention}q_norm.weight", ("all_q_norm",)),
+            Slot(f"{attention}k_norm.weight", ("all_k_norm",)),
+            Slot(f"{attention}core_attention.softmax_offset", ("sinks",)),
+            Slot(f"{attention}proj.weight", ("o",)),
+            Slot(f"{attention}proj.bias", ("o_bias",)),
+            Slot(f"{attention}post_norm.weight", ("attention_post_norm",)),
+        )
     )
     dense_slots = (
         Slot(f"{mlp}ln_weight", ("mlp_norm",)),
@@ -294,6 +326,8 @@ def _slots(family: Family, name: str, module: str, transposed: bool = False, gro
     module: a part, or one of FUSED.
     """
     parts = FUSED.get(module, (module,))
+    if module == "expert_bias":
+        return [Slot(name, parts)]
     transposed = transposed and not module.endswith("norm")
     slots = [Slot(f"{name}.weight", parts, transposed, grouped)]
     if family.has_bias(parts[0]):
@@ -326,7 +360,7 @@ def _layer(
     before, after = family.norms in ("before", "both"), family.norms in ("after", "both")
     modules = (
         *(("attention_norm",) if before else ()),
-        *qkv,
+        *(_LATENT if "kv_a" in names.layer else qkv),
         *_QK_NORMS[family.qk_norm],
         *(("sinks",) if family.sinks else ()),
         "o",
@@ -518,6 +552,10 @@ class Dims:
             "vocab_size": self.spec.vocabulary,
             "max_position_embeddings": self.spec.positions,
         }
+        if (latent := attention.latent) is not None:
+            sizes |= {"kv_lora_rank": latent.kv_rank, "q_lora_rank": latent.q_rank or 0}
+            sizes |= {"qk_rope_head_dim": latent.turned, "v_head_dim": latent.value_dim}
+            sizes |= {"qk_nope_head_dim": attention.head_dim - latent.turned}
         if experts is not None:
             sizes |= {"num_experts": experts.experts, experts_width(self.spec.family): experts.ffn}
             sizes |= {"shared_expert_intermediate_size": experts.shared_ffn or 0}
@@ -539,13 +577,27 @@ class Dims:
             "sinks": (layer.attention.heads,),
             "q_norm": (d,),
             "k_norm": (d,),
-            "o": (h, q),
+            "o": (h, layer.attention.context_size),
             "embed": (v, h),
             "positions": (self.spec.positions, h),
             "lm_head": (v, h),
         }
-        shapes |= self._shapes_of_feed_forward(layer)
+        shapes |= self._shapes_of_feed_forward(layer) | self._shapes_of_latent(layer.attention)
         return shapes.get(part.name, (h,))  # of a norm, or of a bias behind the second GEMM
+
+    def _shapes_of_latent(self, attention: AttentionSpec) -> dict[str, Shape]:
+        if (latent := attention.latent) is None:
+            return {}
+        h, of_key = self.spec.hidden, attention.head_dim - latent.turned
+        shapes: dict[str, Shape] = {
+            "kv_a": (latent.kv_rank + latent.turned, h),
+            "kv_a_norm": (latent.kv_rank,),
+            "kv_b": (attention.heads * (of_key + latent.value_dim), latent.kv_rank),
+        }
+        if latent.q_rank is None:
+            return shapes
+        rank = latent.q_rank
+        return shapes | {"q_a": (rank, h), "q_a_norm": (rank,), "q_b": (attention.q_size, rank)}
 
     def _shapes_of_feed_forward(self, layer: LayerSpec) -> dict[str, Shape]:
         f, h = layer.feed_forward.ffn, self.spec.hidden
@@ -590,7 +642,7 @@ class Dims:
     def _divided(self, part: Part) -> tuple[int, str, bool]:
         """Return (what ranks divide of a Part, its key in config.json, whether they must be able to)."""
         attention, name = self._layer(part).attention, part.name.removesuffix("_bias")
-        if name in ("q", "o", "all_q_norm", "sinks"):
+        if name in ("q", "q_b", "kv_b", "o", "all_q_norm", "sinks"):
             return attention.heads, "num_attention_heads", True
         if name in ("k", "v", "all_k_norm"):
             return attention.groups, "num_key_value_heads", False

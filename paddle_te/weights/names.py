@@ -61,6 +61,15 @@ _SHARED = {
     "shared_down": "mlp.shared_expert.down_proj",
     "shared_expert_gate": "mlp.shared_expert_gate",
 }
+# Multi-head latent attention's besides: from the hidden states to a latent vector, its norm, and from it to the heads
+_LATENT = {
+    "q_a": "self_attn.q_a_proj",
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+    "kv_b": "self_attn.kv_b_proj",
+}
 # PaddleNLP's own layers, which fuse q, k and v, and gate and up, or do not.
 NATIVE = {
     "llama": Names(_LLAMA | {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_fused_proj"}, transposed=True),
@@ -126,6 +135,17 @@ HF = {
             "router": "mlp.router",
             "gate_up": "mlp.experts.gate_up_proj",
             "down": "mlp.experts.down_proj",
+        },
+    ),
+    "deepseek": Names(
+        _LLAMA | _LATENT,
+        base="model.",
+        sparse=_EXPERTS
+        | {
+            "expert_bias": "mlp.gate.e_score_correction_bias",
+            "shared_gate": "mlp.shared_experts.gate_proj",
+            "shared_up": "mlp.shared_experts.up_proj",
+            "shared_down": "mlp.shared_experts.down_proj",
         },
     ),
     "gemma": Names(_LLAMA | {"mlp_norm": "pre_feedforward_layernorm"}, base="model."),

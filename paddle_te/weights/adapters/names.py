@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paddle_te.configs.families import FAMILIES, Family
-from paddle_te.weights.layout import SPLIT_AXIS, Layout, Place, Slot, hf_layout, layouts_of
+from paddle_te.weights.layout import SPLIT_AXIS, WHOLE, Layout, Place, Slot, hf_layout, layouts_of
 from paddle_te.weights.tensors import CheckpointError
 
 _PEFT = re.compile(
@@ -127,7 +127,8 @@ def _form(kind: str, layout: Layout, title: str | None = None) -> Form:
 
 
 def _is_projection(slot: Slot) -> bool:
-    return SPLIT_AXIS[slot.parts[0]] is not None and not slot.parts[0].endswith(("_bias", "norm", "sinks"))
+    part = slot.parts[0]
+    return part in WHOLE or SPLIT_AXIS[part] is not None and not part.endswith(("_bias", "norm", "sinks"))
 
 
 def _modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:
