@@ -234,8 +234,9 @@ def loss_difference(got, want):
 def weight_difference(got, want):
     """Greatest relative L2 difference of a weight."""
     assert got.weights.keys() == want.weights.keys()
-    norm = np.linalg.norm
-    return float(np.max([norm(got.weights[name] - weight) / norm(weight) for name, weight in want.weights.items()]))
+    norm = np.linalg.norm  # experts' bias is zeros at first
+    weights = want.weights.items()
+    return float(np.max([norm(got.weights[name] - weight) / (norm(weight) or 1.0) for name, weight in weights]))
 
 
 def check_same(got, want, loss_tolerance, weight_tolerance):

@@ -129,24 +129,34 @@ def test_goes_on_in_another_layout(runs, family, name, start, end):
     jobs.check_same(got, logged(whole, got), 1e-5, 1e-5)
 
 
-# Experts, in GLaM's second layer only, of which ranks have some whole; Qwen2's shared expert, of which each rank has a
-# share; GLaM's positions, biases and tied head; Granite's factors, of which first and last stage have one each.
+# Experts, of which ranks have some whole: in GLaM's and DeepSeek's second layer only; shared experts, of which they
+# have shares; GLaM's positions, biases and tied head; Granite's factors, of which first and last stage have one; latent
+# attention, of which each rank has the projections to latent vectors whole.
+PLAIN = dict(router_aux_loss_coef=0.0)
 EXPERTS = {
-    "qwen2_moe": dict(num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=64),
-    "glam": dict(num_experts=4, num_key_value_heads=4, tie_word_embeddings=True),
-    "granitemoe": dict(num_local_experts=4, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0),
-}
+    "deepseek_v3": dict(
+        num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
+        n_routed_experts=4, n_shared_experts=1, moe_intermediate_size=32, first_k_dense_replace=1, n_group=2,
+        topk_group=1, aux_loss_alpha=0.01,
+    ),
+    "qwen2_moe": PLAIN | dict(num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=64),
+    "glam": PLAIN | dict(num_experts=4, num_key_value_heads=4, tie_word_embeddings=True),
+    "granitemoe": PLAIN | dict(
+        num_local_experts=4, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0
+    ),
+}  # fmt: skip
 
 
 def test_experts(tmp_path, warm_host):
     """Without te, whose experts want a newer cuBLAS: tests of layers emulate it."""
-    variants, sizes = [], dict(num_experts_per_tok=2, num_hidden_layers=2, router_aux_loss_coef=0.0)
+    variants, sizes = [], dict(num_experts_per_tok=2, num_hidden_layers=2)
     for family, own in EXPERTS.items():
         said = dict(model_type=family) | TOKENS | sizes | own
         init = jobs.make_own_weights(tmp_path / family, **said)
         variants.append(jobs.variant("pd", init) | dict(name=family))
     whole = jobs.launch(tmp_path / "whole", 1, {}, variants, "nvgpu", warm_host)
     processes, flags = jobs.LAYOUTS["tp2_pp2"]
+    flags = flags | {"sequence_parallel": "true"}
     shared = jobs.launch(tmp_path / "shared", processes, flags, variants, "nvgpu", warm_host)
     for family in EXPERTS:
         jobs.check_same(shared[family], whole[family], *EXACT)
