@@ -387,6 +387,10 @@ def _sizes_of_model(job: Job) -> dict[str, int]:
         f"query size{over}": attention.q_size // job.tp,
         f"key size{over}": attention.kv_size // job.tp,
     }
+    if (latent := attention.latent) is not None:
+        sizes |= {"kv_lora_rank": latent.kv_rank, "q_lora_rank": latent.q_rank or 0}
+        keys_and_values = attention.heads * (attention.head_dim - latent.turned + latent.value_dim)
+        sizes |= {f"size of keys and values{over}": keys_and_values // job.tp}
     dense, experts = job.model.dense, job.model.experts
     if dense is not None:
         sizes[f"intermediate_size{over}"] = dense.ffn // job.tp
@@ -585,6 +589,20 @@ LAYOUT_RULES = (
         f"x2 {PD} --tensor_parallel_degree 2 --model_name_or_path gpt-oss-20b",
     ),
     Rule(
+        lambda job: _has_latent_attention(job) and job.sharing > 1 and f"{{{job.shared_by}}}",
+        "{found}: {family}'s latent attention sees whole sequences only",
+        "it must be 1; {tensor_parallel_degree:name} divides the heads",
+        f"x2 {PD} --sep_parallel_degree 2 --model_name_or_path DeepSeek-V2-Lite",
+        f"x2 {PD} --tensor_parallel_degree 2 --model_name_or_path DeepSeek-V2-Lite",
+    ),
+    Rule(
+        lambda job: _has_latent_attention(job) and job.fp8_dpa,
+        "{fp8_dpa}: {family}'s latent attention computes its scores in 16 bits",
+        "leave {fp8_dpa:name} out",
+        f"{FP8} --fp8_dpa true --model_name_or_path DeepSeek-V2-Lite",
+        f"{FP8} --model_name_or_path DeepSeek-V2-Lite",
+    ),
+    Rule(
         lambda job: job.model and len(job.model.layers) % (job.pp * job.vp),
         "{pipeline_parallel_degree} x {virtual_pp_degree} must divide the {layers} layers of "
         "{model_name_or_path:value}",
@@ -609,6 +627,10 @@ def _without_gloo(job: Job) -> str:
         if getattr(job, name) > 1:
             return f"{{{name}}}"
     return "{sharding}" if _shards(job, 2, 3) else ""
+
+
+def _has_latent_attention(job: Job) -> bool:
+    return job.model is not None and job.model.layer.attention.latent is not None
 
 
 def _does_not_divide_the_model(job: Job) -> str:

@@ -126,12 +126,14 @@ class _Layer(BackendLayer):
 class _WithGemms(_Layer):
     """Hold what the layers with GEMMs share: weights and the fp8 state.
 
+    outside_blocks: under block scaling its GEMMs are in 16 bits.
     GEMM_WEIGHTS: the names of the GEMMs' weights. Made inside `fp8.fp8_model_init` these are uint8, the bytes of e4m3
     numbers, and `store_weight` gives them their values.
     """
 
     GEMM_WEIGHTS: ClassVar[tuple[str, ...]] = ()
     fp8: ModuleScaling
+    outside_blocks = False
 
     def __init__(self, settings: Common, set_parallel_mode: bool = False) -> None:
         super().__init__(settings, set_parallel_mode)
@@ -190,6 +192,16 @@ class _WithGemms(_Layer):
             check_block_sizes(name, weight.shape)
         group = self.tp.group if self.tp is not None and weight.is_distributed else None
         self.ops.quantize_weight(value.astype(self.params_dtype), weight, stored, group)
+
+
+def check_blocks(model: nn.Layer) -> None:
+    """Raise ValueError where a GEMM's weight has sizes that block scaling does not take."""
+    for path, layer in model.named_sublayers():
+        if isinstance(layer, _WithGemms) and not layer.outside_blocks:
+            for name in layer.GEMM_WEIGHTS:
+                weight = layer._parameters[name]
+                if weight.ndim == 2:
+                    check_block_sizes(f"{path}.{name}", weight.shape)
 
 
 def stored_weights(model: nn.Layer) -> dict[str, tuple[_WithGemms, str]]:

@@ -170,6 +170,7 @@ class MLASelfAttention(_Layer):
             self.linear_q_down_proj = self._whole(config.down(config.q_lora_rank))
             self.linear_q_up_proj = LayerNormLinear.of(config.up(config.q_lora_rank, config.key_dim))
         self.linear_kv_down_proj = self._whole(config.kv_down)
+        self.linear_kv_down_proj.outside_blocks = config.kv_down.out_features % BLOCK > 0
         self.linear_kv_up_proj = LayerNormLinear.of(config.kv_up)
         self.proj = Linear.of(config.proj)
         self.core_attention = DotProductAttention.of(config.core)
@@ -245,9 +246,8 @@ class MLASelfAttention(_Layer):
         return layers["linear_kv_up_proj"](latent, first)[0], position
 
     def _precision_of_kv_down(self) -> AbstractContextManager[None]:
-        recipe = get_autocast_state().recipe
-        blocks = recipe.kind == "block" and self.linear_kv_down_proj.weight.shape[0] % BLOCK
-        return fp8_autocast(False, recipe) if blocks else nullcontext()
+        recipe, outside = get_autocast_state().recipe, self.linear_kv_down_proj.outside_blocks
+        return fp8_autocast(False, recipe) if outside and recipe.kind == "block" else nullcontext()
 
     def _batch_first(self, x: Tensor) -> Tensor:
         """Return a projection's output as [b, s, …]."""

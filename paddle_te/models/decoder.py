@@ -20,9 +20,9 @@ from paddle_te.configs.spec import ExpertsSpec, LayerSpec, ModelSpec, spec_of
 from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, DelayedScaling, fp8_autocast
 from paddle_te.fp8.recipe import Recipe
-from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers import MLASelfAttention, RotaryPositionEmbedding, TransformerLayer
 from paddle_te.layers.context import ALONE, Context
+from paddle_te.layers.linear import check_blocks
 from paddle_te.layers.moe import MoELayer
 from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
@@ -222,9 +222,8 @@ class DecoderLayer(nn.Layer):
             **layer_arguments(spec, self.rope, layers),
         )
         self.transformer = TransformerLayer(settings)  # type: ignore[call-arg, arg-type]  # of a whole record: see `takes`
-        for name, weight in self.transformer.named_parameters() if in_blocks else ():
-            if weight.ndim == 2:
-                check_block_sizes(name, weight.shape)
+        if in_blocks:
+            check_blocks(self.transformer)
 
     def compute(self, hidden_states: Tensor, context: Context = ALONE) -> Tensor:
         """Compute hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
