@@ -145,15 +145,16 @@ def load_weights(model: HostModel, checkpoint: Checkpoint) -> None:
     if theirs != config.num_hidden_layers:
         raise CheckpointError(f"{checkpoint.folder}: has {theirs} layers, the model {config.num_hidden_layers}")
     weights = model.state_dict()  # this pipeline stage's; the parameters themselves
-    stored = stored_weights(model)
+    # by the parameters: a stage of a pipeline calls them otherwise than the whole model
+    stored = {id(layer._parameters[weight]): (layer, weight) for layer, weight in stored_weights(model).values()}
     for name, array in read_share(checkpoint, config, weights.keys()):
         if list(array.shape) != list(weights[name].shape):
             raise CheckpointError(
                 f"{checkpoint.folder}: {name} has shape {list(array.shape)}, in this model {list(weights[name].shape)}"
             )
         tensor = on_device(array)
-        if name in stored:
-            layer, weight = stored[name]
+        if id(weights[name]) in stored:
+            layer, weight = stored[id(weights[name])]
             layer.store_weight(weight, tensor)
         else:
             weights[name].set_value(tensor.astype(weights[name].dtype))

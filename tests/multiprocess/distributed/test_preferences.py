@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.multiprocess.distributed.test_finetune import start
+from tests.multiprocess.distributed.test_finetune import EMULATED_TE, FP8, start
 from tests.pretraining import words
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
@@ -100,3 +100,19 @@ def test_it_learns_as_in_one_process(place, tmp_path, warm_host, warm_start, lay
     assert learned.keys() == weights.keys()
     for name, value in weights.items():
         assert relative(learned[name], value) < 1e-3, name
+
+
+def test_a_base_in_fp8_only_has_its_weights_on_each_stage(place, tmp_path, warm_host):
+    """te, emulated: a pipeline's stages compute what one process does, to the bit."""
+    where = dict(model_name_or_path=place / "paddle", tokenizer_name_or_path=place / "tokenizer")
+    flags = COMMON | FP8 | LORA | where | dict(dataset_name_or_path=place / "data", per_device_train_batch_size=2)
+
+    def losses(name, processes, **more):
+        words_ = words(flags | more | dict(output_dir=tmp_path / name))
+        start([EMULATED_TE, "dpo", *words_], tmp_path / name / "logs", processes, warm_host)
+        lines = (tmp_path / name / "train_log.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    losses("start", 1, max_steps=1)
+    both = [losses(f"on-{pp}", pp, lora_path=tmp_path / "start", pipeline_parallel_degree=pp) for pp in (1, 2)]
+    assert both[0] == both[1] and abs(both[0][0] - np.log(2)) > 0.02  # the adapter does something at once
