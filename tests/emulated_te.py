@@ -1086,4 +1086,4 @@ def install(setattr=setattr):
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))
     setattr(of_experts, "cublas_version", lambda: (13, 6))
-    setattr(attention, "cudnn_version", lambda: (9, 19))
+    setattr(attention, "cudnn_version", lambda: (9, 26))

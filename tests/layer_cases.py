@@ -206,6 +206,8 @@ def bf16_bounds(kind):
     """
     if kind == "qk_norm_zero_centered":  # plain bf16 on nvgpu's host runtime: of 30 seeds the greatest was 0.036
         return 5e-2, 1.2
+    if kind in ("sinks", "sinks_window"):  # cuDNN's own sum of a head's gradients: 0.014 beside 0.007 on an H200
+        return 3e-2, 3
     activation = (MLPS | TRANSFORMERS).get(kind, {}).get("activation")
     return (1e-1, 2) if activation in WITH_A_STEP else (2e-2, 1.2)
 

@@ -11,6 +11,7 @@ from paddle_te.hosts.paddlenlp.evaluation.tasks import Request, Scorer
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.models.lora import TARGETS
+from paddle_te.ops.te import attention
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
 from tests.small_models import (
@@ -103,8 +104,10 @@ def test_lora_gradients(gpu, seed, family, targets):
     want = loss_and_gradients(exact, batch)
     assert got[0] == pytest.approx(want[0], rel=5e-3)
     if family not in MIXTURES:
-        parts = len(TARGETS[targets]) - (not FAMILIES[family].gated)
-        assert len(got[1]) == 2 * 2 * parts  # A and B in two layers
+        parts = len([name for name in TARGETS[targets] if "_a_" not in name and "_b_" not in name]) - (
+            not FAMILIES[family].gated
+        )
+        assert len(got[1]) == 2 * 2 * len(parts)  # A and B in two layers
     check_gradients(got[1], want[1], bound[1], family in MIXTURES)
 
 
@@ -216,6 +219,8 @@ def train(model, batches):
 )
 def test_packed_steps(gpu, seed, family, precision):
     """Full recompute runs the boundaries through backward as well."""
+    if family == "gpt_oss" and (present := attention.cudnn_version()) < attention.CUDNN_PACKED_OFFSET:
+        pytest.skip("cuDNN {}.{}: its gradient of sinks over packed documents is right from 9.26 on".format(*present))
     sizes = SIZES | dict(family=family)
     settings = dict(recompute=True, recompute_granularity="full") | FP8.get(precision, {})
     generator = np.random.default_rng(seed)

@@ -52,8 +52,8 @@ HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in
 # Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
 # computing behind a growing cache, and rows of the mask are aligned.
 KEY_MULTIPLE = 64
-# from here on cuDNN has a softmax with an offset (9.13.1 has one, too), and one over packed documents
-CUDNN_OFFSET, CUDNN_PACKED_OFFSET = (9, 14), (9, 18)
+# from here on cuDNN has a softmax with an offset (9.13.1 has one, too), and its gradient over packed documents is right
+CUDNN_OFFSET, CUDNN_PACKED_OFFSET = (9, 14), (9, 26)
 
 
 class _Heads:
@@ -793,6 +793,11 @@ def dot_product_attention(
     (b, s, h, d), (_, keys, h_kv, _), value_dim = q.shape, k.shape, v.shape[-1]
     code = dtype_code("query_layer", q)
     check_cu_seqlens(cu_seqlens)
+    if softmax_offset is not None and s == 1:
+        raise ValueError(
+            "backend transformer_engine: for one token, as generation with a cache has it, cuDNN's softmax takes no "
+            "offset (softmax_type='learnable'); use backend paddle"
+        )
     for name, tensor, width in ("key_layer", k, d), ("value_layer", v, value_dim):
         check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, width], q.dtype)
     if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:

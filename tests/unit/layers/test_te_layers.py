@@ -399,3 +399,11 @@ def test_fp8_is_refused_before_its_first_kernel_where_the_gpu_has_none(monkeypat
     with count_entry_points() as counts, fp8.fp8_autocast(), pytest.raises(native.BackendUnavailable, match="8.0"):
         layer(x)
     assert not counts
+
+
+def test_one_token_has_no_sinks():
+    """As TE 2.20 answers on a GPU: "decode only mode, i.e. s_q == 1, not supported with sink_token"."""
+    layer = te("sinks", 4, 2).layer.self_attention.core_attention
+    q, k = paddle.randn([1, 1, 4, 64]).astype("bfloat16"), paddle.randn([1, 9, 2, 64]).astype("bfloat16")
+    with pytest.raises(ValueError, match="for one token.*takes no offset.*use backend paddle"):
+        layer(q, k, k)
