@@ -40,6 +40,7 @@ MIXTURES = tuple(
     for family in (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3)
 )
 MULTIPLIED = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.125, logits_scaling=2.0)
+LORA_PARTS = {"all": 7, "attention": 4, "mlp": 3}  # matrices of a layer without latent attention
 # Those whose models compute in fp8 here: of mixtures Qwen's with a shared expert, and GLaM with biases and GELU.
 FP8_FAMILIES = tuple(name for name in TE_FAMILIES if name not in MIXTURES or name in ("qwen2_moe", "glam"))
 FEW = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)

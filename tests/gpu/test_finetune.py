@@ -16,6 +16,7 @@ from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
 from tests.small_models import (
     FP8_FAMILIES,
+    LORA_PARTS,
     MIXTURES,
     PD,
     TE,
@@ -104,10 +105,8 @@ def test_lora_gradients(gpu, seed, family, targets):
     want = loss_and_gradients(exact, batch)
     assert got[0] == pytest.approx(want[0], rel=5e-3)
     if family not in MIXTURES:
-        parts = len([name for name in TARGETS[targets] if "_a_" not in name and "_b_" not in name]) - (
-            not FAMILIES[family].gated
-        )
-        assert len(got[1]) == 2 * 2 * len(parts)  # A and B in two layers
+        parts = LORA_PARTS[targets] - (not FAMILIES[family].gated)
+        assert len(got[1]) == 2 * 2 * parts  # A and B in two layers
     check_gradients(got[1], want[1], bound[1], family in MIXTURES)
 
 

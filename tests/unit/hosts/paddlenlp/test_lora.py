@@ -23,6 +23,7 @@ from paddle_te.models.lora import TARGETS
 from paddle_te.optimizer import fuse_clipping
 from paddle_te.weights import CheckpointError, check_layout, convert, te_to_native
 from paddle_te.weights.adapters.peft import convert_adapter
+from tests.small_models import LORA_PARTS
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config, two_models
 from tests.unit.runs.completed import complete
@@ -84,8 +85,7 @@ def test_same_loss_and_gradients_as_paddlenlps(seed, targets, kv_heads, family):
     mine = dict(ours.model.named_parameters())
     trained = {ours_name(name) for name, p in native.model.named_parameters() if not p.stop_gradient}
     assert {name for name, p in mine.items() if not p.stop_gradient} == trained
-    parts = set(TARGETS[targets]) - ({"gate_proj"} if family == "gpt" else set())
-    assert len(trained) == 2 * 2 * len(parts)
+    assert len(trained) == 2 * 2 * (LORA_PARTS[targets] - (family == "gpt"))  # whose MLP has no gate
     for name, parameter in native.model.named_parameters():
         if "lora_" in name:
             assert relative(mine[ours_name(name)].grad, parameter.grad) < 1e-4, name  # seen: 3.2e-5
@@ -209,7 +209,7 @@ def test_over_weights_in_fp8_only(seed, tmp_path, targets, fp8_recipe):
         lora.train()
         loss_of(lora, ids).backward()
     trained = {name: p.grad for name, p in got.model.named_parameters() if not p.stop_gradient}
-    assert len(trained) == 2 * 2 * len(TARGETS[targets])
+    assert len(trained) == 2 * 2 * LORA_PARTS[targets]  # A and B in two layers
     for name, gradient in trained.items():
         np.testing.assert_array_equal(gradient.numpy(), theirs[name].grad.numpy(), err_msg=name)
     with pytest.raises(RuntimeError, match="merge into those that they were made from"):
