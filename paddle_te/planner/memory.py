@@ -69,7 +69,8 @@ def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory
     rank: of those that share the weights; None: the one that has most.
     """
     by_all_to_all = layout.moe_token_dispatcher_type == "alltoall"
-    stages, model = {0, layout.pp - 1}, model.of_a_rank(layout.ep, by_all_to_all)
+    stages = {0, layout.pp - 1}
+    model = model.of_a_rank(layout.ep, by_all_to_all).of_a_tensor_rank(layout.tp)
     if layout.fp8_skip_layers:
         stages.add(min(1, layout.pp - 1))
     return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)

@@ -118,6 +118,16 @@ class Model:
         copies = room * self.copies + arrived
         return replace(self, ffn=ffn, idle=stored - row * ffn, copies=copies, experts=self.experts / ranks)
 
+    def of_a_tensor_rank(self, ranks: int) -> Model:
+        """Return what `ranks` that share the experts with all other weights keep, as a model of all of them together.
+
+        Each has all tokens, and room in te's experts as if all of them had their experts here.
+        """
+        if ranks == 1 or not self.experts:
+            return self
+        stored, ffn = self.mlp_weights, ranks * self.ffn
+        return replace(self, ffn=ffn, idle=stored - self.mlp_row * ffn, copies=ranks * self.copies)
+
     @property
     def topk(self) -> int:
         """The greatest number of experts that a token gets in a layer; 0 without experts."""

@@ -335,3 +335,14 @@ def test_ranks_that_divide_experts():
     rank = model.of_a_rank(4, by_all_to_all=True)
     assert rank.ffn == 9 / 8 * 8 * 768 and rank.copies == pytest.approx(9 / 8 * 8 + 4 * (1 - 0.75**8))
     assert rank.mlp_weights == pytest.approx(model.of_a_rank(4).mlp_weights)
+
+
+def test_tensor_parallel_ranks_have_room_for_all_tokens():
+    """Qwen3-30B over four H200s of 150.1 GB: 143.2 GB were in use in its first step, with 30.8 of states to come."""
+    model = Model.of(configs.read("qwen3-30b-a3b"))
+    said = layout_of(4, 4096, tp=4, batch=8, micro_batches=8).but(
+        optim_moments="int8", master_weights="bf16_remainder", amp_master_grad=True
+    )
+    need = memory.memory_of_step(model, said)
+    assert need.total - need.states > 143.2e9
+    assert need.weights == pytest.approx(2 * model.parameters / 4)

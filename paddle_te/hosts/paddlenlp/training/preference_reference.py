@@ -19,6 +19,8 @@ from paddle_te.distributed import gather_objects
 from paddle_te.host import HostModel, HostTrainer
 from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, MEMBERS, PRESENT, REFERENCE, Rows
 from paddle_te.hosts.paddlenlp.training.preference_pipeline import in_pipeline, token_log_probabilities
+from paddle_te.layers.lora import LowRank, WithLoRA
+from paddle_te.layers.moe.lora import GroupedLowRanks
 from paddle_te.outputs import write_file
 from paddle_te.runs.heartbeat import EVALUATING, Heartbeat
 
@@ -92,12 +94,15 @@ class Computed:
 class OwnWeights:
     """Compute with the weights that the model began with, of which there is no second copy.
 
-    They are those under its adapter, or all of them before it is trained.
+    They are those under its adapter, or all of them before it is trained. Adapters of our layers give nothing, but are
+    computed: without them te would take other kernels, whose rounding in fp8 is larger than early rewards.
     """
 
     def __init__(self, model: HostModel) -> None:
         self._all = model.sublayers(include_self=True)
-        self._adapted = [layer for layer in self._all if hasattr(layer, "disable_lora") and layer is not model]
+        self._ours = [layer for layer in self._all if isinstance(layer, (GroupedLowRanks, LowRank))]
+        hosts = [layer for layer in self._all if hasattr(layer, "disable_lora") and layer is not model]
+        self._hosts = [layer for layer in hosts if not isinstance(layer, WithLoRA)]
 
     def log_probabilities(self, model: HostModel, batches: Sequence[Inputs]) -> list[Tensor]:
         with paddle.no_grad(), self._off():
@@ -106,16 +111,20 @@ class OwnWeights:
     @contextlib.contextmanager
     def _off(self) -> Iterator[None]:
         """Set attributes directly: model.eval() and train() walk through all layers, which takes milliseconds."""
-        modes = [layer.training for layer in self._all]
+        modes, scalings = [layer.training for layer in self._all], [layer.scaling for layer in self._ours]
         for layer in self._all:
             layer.__dict__["training"] = False
-        for layer in self._adapted:
+        for layer in self._ours:
+            layer.__dict__["scaling"] = 0.0
+        for layer in self._hosts:
             layer.__dict__["disable_lora"] = True
         try:
             yield
         finally:
-            for layer in self._adapted:
+            for layer in self._hosts:
                 layer.__dict__["disable_lora"] = False
+            for layer, scaling in zip(self._ours, scalings, strict=True):
+                layer.__dict__["scaling"] = scaling
             for layer, mode in zip(self._all, modes, strict=True):
                 layer.__dict__["training"] = mode
 
