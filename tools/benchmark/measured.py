@@ -13,7 +13,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from paddle_te.job import Job
+from paddle_te.job import DPO, Job
 from paddle_te.job.words import read
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import COUNTED as FLAGS
@@ -103,8 +103,9 @@ KINDS = {"throughput": _of_throughput, "planned": _of_planned}
 
 
 def _counts(run):
-    """Of a row's run: whether it is ours, and has rows of known lengths, unlike padded samples."""
-    return run.get("framework", "paddle_te") == "paddle_te" and run.get("packed", True)
+    """Of a row's run: whether it is ours, trains one model, and has rows of known lengths, unlike padded samples."""
+    ours = run.get("framework", "paddle_te") == "paddle_te" and run.get("job") != DPO
+    return ours and run.get("packed", True)
 
 
 def _is_steady(row):

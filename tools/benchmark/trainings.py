@@ -167,6 +167,10 @@ class Run(Training):
         return replace(super().tiny, precision="bf16", backend="pd")
 
     @property
+    def described(self):
+        return super().described | {"job": self.job}
+
+    @property
     def all_flags(self):
         """Of the script, behind those that the launcher sets."""
         return f"--save_strategy no --report_to none --warmup_steps 2 {self.flags}"

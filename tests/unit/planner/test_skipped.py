@@ -3,10 +3,10 @@
 import pytest
 
 from paddle_te import configs
-from paddle_te.planner import Model
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import extra_arguments, layout
 from paddle_te.planner.memory import memory_of_step
+from paddle_te.planner.model import Model
 from paddle_te.planner.skipped import share_in_16_bits
 from paddle_te.planner.speed import time_of_step
 

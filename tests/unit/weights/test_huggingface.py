@@ -205,8 +205,8 @@ def test_a_sliding_window_goes_along(rng, window):
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
         (
-            {"model_type": "granite"},
-            "model_type='granite' is not supported; it may be one of: llama, qwen2, .*, mistral",
+            {"model_type": "falcon"},
+            "model_type='falcon' is not supported; it may be one of: llama, qwen2, .*, mistral",
         ),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True: PaddleNLP's Qwen2"),
         ({"model_type": "qwen2", "attention_dropout": 0.1}, "attention_dropout=0.1"),
