@@ -259,8 +259,8 @@ def test_a_base_in_fp8_learns_as_one_in_its_own_precision(monkeypatch, place, tm
     base, merged = (load_file(path / "model.safetensors") for path in hf_folders(tmp_path, place, "fp8"))
     adapter = paddle.load(str(tmp_path / "fp8/lora_model_state.pdparams"), return_numpy=True)
     a, b = (adapter[f"llama.layers.1.transformer.layernorm_mlp.up_proj.lora_{x}"].astype("float64") for x in "AB")
-    name = "model.layers.1.mlp.up_proj.weight"  # 16 = alpha / rank; the base is the original, not its fp8
-    np.testing.assert_allclose(merged[name], base[name] + 16 * (a @ b).T, rtol=1e-5, atol=1e-6)
+    name = "model.layers.1.mlp.up_proj.weight"  # 2 = alpha / rank; the base is the original, not its fp8
+    np.testing.assert_allclose(merged[name], base[name] + 2 * (a @ b).T, rtol=1e-5, atol=1e-6)
     with pytest.raises(SystemExit):  # the same adapter, but over other weights
         run(monkeypatch, place, tmp_path / "fp8", resume_from_checkpoint=tmp_path / "plain/checkpoint-3", **flags)
 

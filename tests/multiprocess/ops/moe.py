@@ -22,7 +22,7 @@ def main(kinds):
     paddle.set_device("nvgpu:0")
     emulated_te.install()
     for kind in kinds:
-        layer = MoELayer(MoEConfig(**SIZES, **CONFIGS[kind], params_dtype="bfloat16"))
+        layer = MoELayer(MoEConfig(**SIZES | CONFIGS[kind], params_dtype="bfloat16"))
         for step in range(2):
             if step:
                 say("STEP", kind)
