@@ -101,29 +101,9 @@ DEEPSEEK_V3 = Family("deepseek_v3", "DeepseekV3", names="deepseek", latent=True,
 _GEMMA: Any = dict(names="gemma", norms="both", window=True, zero_centered=True, scaled=True)
 GEMMA2 = Family("gemma2", "Gemma2", **_GEMMA)
 GEMMA3 = Family("gemma3_text", "Gemma3", qk_norm="head", part_of="gemma3", **_GEMMA)
-GPT = Family(
-    "gpt",
-    "GPT",
-    normalization="LayerNorm",
-    biases="all",
-    gated=False,
-    learned_positions=True,
-    tied=True,
-    names="gpt",
-    hf_model_type="gpt2",
-    hf_architecture="GPT2LMHeadModel",
-)
-GLAM = Family(
-    "glam",
-    "GLaM",
-    normalization="LayerNorm",
-    biases="all",
-    gated=False,
-    learned_positions=True,
-    tied=True,
-    names="experts",
-    in_transformers=False,
-)
+_GPT: Any = dict(normalization="LayerNorm", biases="all", gated=False, learned_positions=True, tied=True)
+GPT = Family("gpt", "GPT", names="gpt", hf_model_type="gpt2", hf_architecture="GPT2LMHeadModel", **_GPT)
+GLAM = Family("glam", "GLaM", names="experts", in_transformers=False, **_GPT)
 _DENSE = (LLAMA, QWEN2, QWEN3, PHI3, OLMO2, GLM4, GEMMA2, GEMMA3, GRANITE, MISTRAL, GPT)
 _MIXTURES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GRANITE_MOE, GLAM, GPT_OSS, DEEPSEEK_V2, DEEPSEEK_V3)
 _ALL = (*_DENSE, *_MIXTURES)
