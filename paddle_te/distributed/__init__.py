@@ -1,6 +1,7 @@
 """Tensor, sequence, context and expert parallelism, random numbers, recompute, weights of sharding, objects."""
 
 from paddle_te.distributed.context_parallel import ContextParallel
+from paddle_te.distributed.data_groups import row_groups, sequence_group
 from paddle_te.distributed.expert_parallel import ExpertParallel
 from paddle_te.distributed.fp8_group import fp8_group
 from paddle_te.distributed.objects import gather_objects
@@ -19,4 +20,6 @@ __all__ = [
     "gather_weights",
     "random_numbers",
     "recompute",
+    "row_groups",
+    "sequence_group",
 ]

@@ -26,9 +26,9 @@ import paddle
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.autograd import PyLayer
-from paddle.distributed import fleet
 from paddle.distributed.communication.group import Group
 
+from paddle_te.distributed.data_groups import sequence_group
 from paddle_te.distributed.tensor_parallel import Pending
 
 COMM_TYPES = "a2a", "p2p"
@@ -54,11 +54,10 @@ class ContextParallel:
         """
         if comm_type not in COMM_TYPES:
             raise ValueError(f"cp_comm_type={comm_type!r}: it may be {' or '.join(map(repr, COMM_TYPES))}")
-        hcg = getattr(fleet.fleet, "_hcg", None)
-        if hcg is None or hcg.get_sep_parallel_world_size() == 1:
+        group = sequence_group()
+        if group is None:
             raise ValueError(f"cp_comm_type={comm_type!r} needs fleet's hybrid topology with a sep_degree above 1")
-        group = hcg.get_sep_parallel_group()
-        return cls(group, hcg.get_sep_parallel_rank(), group.nranks, comm_type)
+        return cls(group, group.rank, group.nranks, comm_type)
 
     def __deepcopy__(self, memo: object) -> ContextParallel:
         """Return itself: a copied layer is of the same ranks."""

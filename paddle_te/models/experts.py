@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import paddle.distributed as dist
 from paddle import nn
-from paddle.distributed import fleet
 from paddle.distributed.communication.group import Group
 
-from paddle_te.distributed import gather_objects
+from paddle_te.distributed import gather_objects, row_groups, sequence_group
 from paddle_te.layers.moe import MoEAuxLossAutoScaler, TopKRouter, update_expert_bias
 
 # What the log says of each rank's last micro-batch: tokens of the busiest expert over the mean of all, in the layer
@@ -79,13 +78,10 @@ def _share(everyone: list[_Seen]) -> float:
 
 def groups_of_tokens() -> list[Group]:
     """Return fleet's groups of ranks that have other tokens of a step each; all processes without fleet's topology."""
-    hcg: Any = getattr(fleet.fleet, "_hcg", None)
-    if hcg is None:
+    groups, sharing = row_groups(), sequence_group()
+    if groups is None:
         return [dist.get_group(0)] if dist.is_initialized() else []
-    groups = [hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()]
-    if hcg.get_sep_parallel_world_size() > 1:  # Paddle asserts it
-        groups.append(hcg.get_sep_parallel_group())
-    return [group for group in groups if group is not None and group.nranks > 1]
+    return groups if sharing is None else [*groups, sharing]
 
 
 def update_biases(model: nn.Layer) -> None:

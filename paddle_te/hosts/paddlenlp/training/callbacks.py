@@ -70,9 +70,8 @@ def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | No
     lines = LinesCallback.of(config)
     transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
     callbacks[:0] = [ThroughputCallback.of(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
-    if spec_of(
-        config
-    ).experts:  # of the whole model: every stage of a pipeline takes part in the callback's collectives
+    # asked of the whole model: every stage of a pipeline takes part in the callback's collectives
+    if spec_of(config).experts:
         callbacks.insert(0, ExpertsCallback())
     if every := getattr(trainer.args, "fp8_statistics", 0):
         fallback = Fallback.of(trainer.args.fp8_fallback)

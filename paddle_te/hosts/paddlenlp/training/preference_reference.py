@@ -12,10 +12,9 @@ import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
 from paddle import Tensor
-from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import PipelineLayer, PipelineParallel
 
-from paddle_te.distributed import gather_objects
+from paddle_te.distributed import gather_objects, sequence_group
 from paddle_te.host import HostModel, HostTrainer
 from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, MEMBERS, PRESENT, REFERENCE, Rows
 from paddle_te.hosts.paddlenlp.training.preference_pipeline import in_pipeline, token_log_probabilities
@@ -54,10 +53,9 @@ def of_answers(inputs: Inputs, tokens: Tensor) -> tuple[Tensor, Tensor]:
     They are sums over the ranks that share sequences, too.
     """
     sums = (inputs[MEMBERS] * tokens).sum(-1)
-    ranks = getattr(fleet.fleet, "_hcg", None)  # there is none without hybrid parallelism
-    if ranks is not None and ranks.get_sep_parallel_world_size() > 1:
+    if (sharing := sequence_group()) is not None:
         others = sums.detach().clone()  # each rank's gradient is that of its own tokens
-        dist.all_reduce(others, group=ranks.get_sep_parallel_group())
+        dist.all_reduce(others, group=sharing)
         sums = sums + (others - sums.detach())
     first, second = sums.unbind(0)
     return first, second

@@ -11,7 +11,7 @@ from paddle.distributed import fleet
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te import fp8
-from paddle_te.distributed import gather_objects
+from paddle_te.distributed import gather_objects, row_groups
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer
 from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, PRESENT
@@ -87,9 +87,8 @@ def over_all_ranks(tensor: Tensor) -> Tensor:
     """
     ranks = fleet.get_hybrid_communicate_group() if dist.get_world_size() > 1 else None
     if ranks is not None and ranks.get_pipe_parallel_world_size() > 1:
-        for group in (ranks.get_data_parallel_group(), ranks.get_sharding_parallel_group()):
-            if group.nranks > 1:
-                dist.all_reduce(tensor, group=group)
+        for group in row_groups() or ():
+            dist.all_reduce(tensor, group=group)
     elif dist.get_world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
