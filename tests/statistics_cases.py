@@ -1,6 +1,6 @@
-"""Statistics of casts to fp8 beside NumPy's and pd's, for tests/gpu on the real library and for the emulated one.
+"""Compare statistics of casts to fp8 with NumPy's and pd's. tests/gpu asks the real library, others the emulated one.
 
-Inputs make each of them count.
+The inputs leave no statistic at zero.
 """
 
 import ml_dtypes
@@ -64,8 +64,9 @@ def step(layer, x, dy, dtype, recipe):
 
 
 def check_beside_numpy(device, backend, name, seed):
-    """Of a layer's input, weight and output gradient. Under delayed scaling the numbers have become 4 times as great
-    since the step that the scales come from."""
+    """Compare those of a layer's input, weight and output gradient.
+
+    Under delayed scaling the numbers are 4 times as great as in the step that the scales come from."""
     paddle.set_device(device)
     random, recipe, dtype = np.random.default_rng(seed), RECIPES[name], BACKENDS[backend]
     layer = Linear(256, 256, backend=backend, params_dtype=dtype)

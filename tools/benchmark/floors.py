@@ -1,7 +1,7 @@
 """Computes the least time that a step of a model with experts can take on a GPU.
 
 Each part is taken at the rate that the best kernels have shown on Hopper: GEMMs, attention, and passes over activations
-and weights that no fusion saves. What a framework may hide (launches, routing) counts nothing.
+and weights that no fusion saves. Launches and routing, which a framework may hide, count nothing.
 """
 
 import re

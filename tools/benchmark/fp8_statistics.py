@@ -2,8 +2,8 @@
 
     python tools/benchmark/fp8_statistics.py [--layers 8] [--every 50] [--recipes delayed current block]
 
-Layers of Llama-3-8B's sizes with 8192 tokens, forward and backward, without optimizer and head, of which a step has
-more time: the printed share of a step is more than that of a run. Prints JSON lines.
+A step is forward and backward of layers of Llama-3-8B's sizes with 8192 tokens, without optimizer and head. A run has
+these as well, so statistics take a smaller share of its steps than the printed one. Prints JSON lines.
 """
 
 import argparse

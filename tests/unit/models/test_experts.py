@@ -93,7 +93,7 @@ def test_the_bias_of_busy_experts_falls(seed):
 
 
 class Topology:
-    """fleet's, as it answers for so many ranks of data parallelism, sharding and shared sequences."""
+    """Stand in for fleet's topology; dp, sharding, sep: how many ranks each of its groups has."""
 
     def __init__(self, dp: int, sharding: int, sep: int) -> None:
         degrees = {"dp": dp, "sharding": sharding, "sep": sep}
