@@ -6,7 +6,7 @@ row of `configs.families`; what the words of config.json mean in `configs.schema
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -268,14 +268,17 @@ def spec_of(config: Config) -> ModelSpec:
 
 
 class _Words:
-    """What a configuration says, or else its family's record."""
+    """What a configuration says, or else its family's record; None for a key that the family does not have."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.family = config, family_of(config)
-        self._record = SCHEMAS[self.family.model_type]
+        self._defaults = {entry.name: entry.default for entry in fields(SCHEMAS[self.family.model_type])}
 
     def __call__(self, name: str) -> Any:
-        return value(self.config, name, getattr(self._record, name, None))
+        if name not in self._defaults:
+            return None
+        default = self._defaults[name]
+        return value(self.config, name, None if default is MISSING else default)
 
 
 def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:

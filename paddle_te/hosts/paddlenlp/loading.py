@@ -17,8 +17,9 @@ from paddlenlp.generation import GenerationConfig
 
 from paddle_te.configs import MODEL_VALUES, check_computed
 from paddle_te.configs.families import family_of, is_tied
-from paddle_te.configs.others import NOT_FOR_PADDLENLP
+from paddle_te.configs.others import CHANGING, NOT_FOR_PADDLENLP
 from paddle_te.configs.reading import remarks
+from paddle_te.configs.schema import keys_of
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
 from paddle_te.data.tokenizer_folder import GENERATION, end_tokens
@@ -211,7 +212,7 @@ def read_config(folder: str | Path, backend: str | None = None) -> HostConfig:
     check_computed(said, backend)
     for remark in remarks(said) if dist.get_rank() == 0 else ():
         _tell(remark)
-    left_out = NOT_FOR_PADDLENLP.union(said.unknown)
+    left_out = NOT_FOR_PADDLENLP.union(said.unknown, CHANGING.keys() - keys_of(type(said.record)).keys())
     kept = {name: value for name, value in words.items() if name not in left_out}
     config = config_class(said.family).from_dict(kept)
     if "ignore_index" not in kept:
