@@ -1,6 +1,6 @@
 """A hook of MkDocs (mkdocs.yml): the site has the repository's pages under the repository's paths.
 
-So a link from docs/faq.md to ../llm/llama/README_TE.md is right in both, and `mkdocs build --strict` checks it.
+So a link from docs/guides/pretrain.md to ../../llm/llama/README_TE.md is right in both; `mkdocs build --strict` checks.
 """
 
 from pathlib import Path

@@ -16,7 +16,7 @@ from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
 from paddle_te.planner.remedies import bill, remedies
 
-DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/planner.md)
+DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/guides/plan.md)
 SUGGESTIONS = 2
 
 

@@ -1,7 +1,7 @@
 """Make the documentation's tables of options.
 
-They stand between markers in llm/llama/README_TE.md and README_TE_zh.md, and are all of docs/reference/options.md and
-docs/reference/recipes.md.
+They are all of docs/reference/options.md and docs/reference/recipes.md, and in Chinese stand between markers in
+llm/llama/README_TE_zh.md.
 
 A marker is a line `<!-- options: NAME -->`, with NAME of TABLES; what follows, up to `<!-- end -->`, is replaced.
 """
@@ -16,7 +16,7 @@ from paddle_te.options.option import FLAG, REQUIRED, TEXT, Option
 from paddle_te.recipes import COLUMNS, Recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-READMES = {"en": "llm/llama/README_TE.md", "zh": "llm/llama/README_TE_zh.md"}
+CHINESE = "llm/llama/README_TE_zh.md"
 REFERENCE = "docs/reference/options.md"
 RECIPES = "docs/reference/recipes.md"
 SAID = [option for option in scripts.PADDLENLPS if option.doc]  # PaddleNLP's own that need a word
@@ -33,14 +33,7 @@ TABLES = {
     "run_kto.py": tuple(option for option in scripts.KTO if option not in scripts.DPO),
     "run_eval.py": (*scripts.EVALUATED_MODEL, *scripts.EVALUATION_TASKS),
 }
-_HEADS = {
-    "en": {
-        "argument": "| | argument | default | |",
-        "variable": "| variable | default | |",
-        "flag": "| flag | default | |",
-    },
-    "zh": {"argument": "| | 参数 | 默认值 | |", "variable": "| 变量 | 默认值 | |", "flag": "| 参数 | 默认值 | |"},
-}
+_HEADS = {"argument": "| | 参数 | 默认值 | |", "variable": "| 变量 | 默认值 | |", "flag": "| 参数 | 默认值 | |"}
 
 
 def _what(name: str) -> str:
@@ -48,53 +41,59 @@ def _what(name: str) -> str:
     return "variable" if name.endswith("variables") else "argument" if name.endswith(".sh") else "flag"
 
 
-def _default(option: Option, language: str) -> str:
-    shown = language == "zh" and option.shown_zh or option.shown
+def _default(option: Option, shown: str | None) -> str:
     if shown or option.default in (None, "", REQUIRED):
-        return shown
+        return shown or ""
     text = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
     is_word = isinstance(option.default, str) and not text.isdigit()
     return f"`{text}`" if is_word else text
 
 
-def _row(option: Option, what: str, position: int, language: str) -> str:
-    text = option.doc or option.help
-    if language == "zh":
-        text = option.zh or text
-    name = f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
-    cells = [*([str(position)] if what == "argument" else []), name, _default(option, language), text]
+def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
 
 
-def table(name: str, language: str) -> str:
-    """Return a table of TABLES in Markdown; language: "en" or "zh"."""
+def _name(option: Option, what: str) -> str:
+    return f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
+
+
+def _chinese_row(option: Option, what: str, position: int) -> str:
+    number = [str(position)] if what == "argument" else []
+    default = _default(option, option.shown_zh or option.shown)
+    return _row(*number, _name(option, what), default, option.zh or option.doc or option.help)
+
+
+def chinese_table(name: str) -> str:
+    """Return a table of TABLES in Chinese Markdown."""
     what = _what(name)
-    head = _HEADS[language][what]
-    rows = [_row(option, what, position, language) for position, option in enumerate(TABLES[name], 1)]
+    head = _HEADS[what]
+    rows = [_chinese_row(option, what, position) for position, option in enumerate(TABLES[name], 1)]
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
 
 
-def filled(text: str, language: str) -> str:
-    """Return a page with its tables as they should be."""
+def filled(text: str) -> str:
+    """Return the Chinese page with its tables as they should be."""
 
     def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{table(match[2], language)}\n<!-- end -->"
+        return f"{match[1]}\n{chinese_table(match[2])}\n<!-- end -->"
 
     return re.sub(r"(<!-- options: ([^>]+) -->)\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
 def reference() -> str:
-    """Return docs/reference/options.md: every option, its values, its default and the text of --help."""
+    """Return docs/reference/options.md: every option, its values, its default, and what to know of it."""
     parts = [
         "# Options",
-        "Made by `python -m paddle_te.options` from `paddle_te/options`; edit that instead. What the options are for, "
-        "with examples: [llm/llama/README_TE.md](../../llm/llama/README_TE.md). A value that an option may not have is "
-        "refused in one line, with exit status 2, before work starts.",
+        "Made by `python -m paddle_te.options` from `paddle_te/options`; edit that instead. [The scripts and their "
+        "guides](../../llm/llama/README_TE.md). A value that an option may not have is refused in one line, with exit "
+        "status 2, before work starts.",
     ]
     for name, options in TABLES.items():
         what = _what(name)
-        rows = [_reference_row(option, what) for option in options if option not in SAID]
-        parts += [f"## {name}", "\n".join([f"| {what} | values | default | |", "|---|---|---|---|", *rows])]
+        numbered = what == "argument"
+        head = f"| {'| ' if numbered else ''}{what} | values | default | |"
+        rows = [_reference_row(option, what, position) for position, option in enumerate(options, 1)]
+        parts += [f"## {name}", "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])]
     kinds: dict[str, list[str]] = {}
     for option in (each for each in scripts.PADDLENLPS if each.kind not in (FLAG, TEXT)):
         kinds.setdefault(option.kind.words, []).append(f"`--{option.name}`")
@@ -107,11 +106,11 @@ def reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _reference_row(option: Option, what: str) -> str:
-    name = f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
+def _reference_row(option: Option, what: str, position: int) -> str:
+    number = [str(position)] if what == "argument" else []
     unit = f", in {option.kind.unit}" if option.kind.unit else ""
-    cells = [name, option.kind.words + unit, _default(option, "en"), option.help]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
+    default = _default(option, option.shown)
+    return _row(*number, _name(option, what), option.kind.words + unit, default, option.doc or option.help)
 
 
 def recipes_page() -> str:
@@ -121,10 +120,10 @@ def recipes_page() -> str:
     parts = [
         "# Recipes",
         "Made by `python -m paddle_te.options` from `paddle_te/recipes`; edit that instead. `paddle-te recipes` prints "
-        "this table, also for one model, card, number of GPUs or task. [Run files](../install.md#run-files) says how "
-        "to run a recipe and how to change it.",
-        "A recipe with a figure was measured, on the page that the figure links to. The [planner](../planner.md) chose "
-        "the layouts of the others, and computes for each recipe that it fits its card. `sft` trains all weights, "
+        "this table, also for one model, card, number of GPUs or task. "
+        "[Run files](../get-started/install.md#run-files) says how to run a recipe and how to change it.",
+        "A recipe with a figure was measured, on the page that the figure links to. The [planner](../guides/plan.md) "
+        "chose the layouts of the others, and computes that each recipe fits its card. `sft` trains all weights, "
         "`lora` an adapter, and `lora-fp8` an adapter over a base that exists in fp8 only.",
         rows,
     ]
@@ -134,10 +133,10 @@ def recipes_page() -> str:
 def _recipe_row(recipe: Recipe) -> str:
     measured = f"[{recipe.measured:,}](../../{recipe.source})" if recipe.measured else ""
     name, *cells = recipe.cells()
-    return f"| {' | '.join((f'`{name}`', *cells, measured))} |".replace("|  |", "| |")
+    return _row(f"`{name}`", *cells, measured)
 
 
 def pages() -> dict[Path, str]:
     """Return {path: what the file should hold}."""
-    readmes = {ROOT / path: filled((ROOT / path).read_text(), language) for language, path in READMES.items()}
-    return readmes | {ROOT / REFERENCE: reference(), ROOT / RECIPES: recipes_page()}
+    chinese = filled((ROOT / CHINESE).read_text())
+    return {ROOT / CHINESE: chinese, ROOT / REFERENCE: reference(), ROOT / RECIPES: recipes_page()}

@@ -142,8 +142,8 @@ class Layers:
         choice(*FP8_RECIPES, others="mxfp8 and nvfp4 need compute capability 10.0, Blackwell's"),
         default="delayed",
         help="delayed, current or block scaling.",
-        doc="`delayed`, `current` or `block` scaling; [which one](../../docs/fp8.md#scaling)",
-        zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/fp8.md#scaling)",
+        doc="`delayed`, `current` or `block` scaling; [which one](../background/fp8.md#scaling)",
+        zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/background/fp8.md#scaling)",
         config=True,
     )
     fp8_amax_history_len: int = option(
@@ -171,10 +171,10 @@ class Layers:
         default=False,
         help="Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
         doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
-        "[when it pays](../../docs/faq.md#attention-in-fp8-as-well). Delayed scaling, te: Hopper and newer, heads of "
+        "[when it pays](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of "
         "128, sequences of a multiple of 16; no packed documents, no key-value cache",
         zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），"
-        "[何时划算](../../docs/faq.md#attention-in-fp8-as-well)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
+        "[何时划算](../../docs/background/fp8.md#attention-in-fp8)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
         "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
         config=True,
         needs={"use_fp8": True, **DELAYED},
@@ -193,9 +193,9 @@ class Layers:
         default=False,
         help="The language model's head in fp8 as well (16, with block scaling 128, divides each rank's vocabulary).",
         doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it "
-        "pays](../../docs/faq.md#the-head-in-fp8-as-well). Each rank's vocabulary a multiple of 16, with block scaling "
+        "pays](../background/fp8.md#the-head-in-fp8). Each rank's vocabulary a multiple of 16, with block scaling "
         "of 128; not with `--use_fused_linear_cross_entropy`",
-        zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
+        zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/background/fp8.md#the-head-in-fp8)。"
         "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
         config=True,
         needs={"use_fp8": True},
@@ -205,9 +205,9 @@ class Layers:
         default="",
         help="Decoder layers at either end that compute in 16 bits: first:N, last:N or both, as first:1,last:1.",
         doc="decoder layers at either end of the model that compute in 16 bits, as `first:1,last:1`, which is "
-        "Megatron's `first_last_layers_bf16`; [when](../../docs/fp8.md#is-it-healthy)",
+        "Megatron's `first_last_layers_bf16`; [when](../background/fp8.md#is-it-healthy)",
         zh="模型首尾以 16 位计算的 decoder 层，如 `first:1,last:1`，即 Megatron 的 `first_last_layers_bf16`；"
-        "[何时使用](../../docs/fp8.md#is-it-healthy)",
+        "[何时使用](../../docs/background/fp8.md#is-it-healthy)",
         shown="none",
         shown_zh="无",
         config=True,
@@ -221,11 +221,12 @@ class Layers:
         "and the whole of their half), core_attn.",
         doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
         "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM), `moe_act` and `moe` "
-        "([the experts' activation, and the whole of their half](../../docs/moe.md#memory)) and `core_attn`; "
-        "[what each one saves](../../docs/recompute.md). Not with `--recompute_granularity full`",
+        "([the experts' activation, and the whole of their half](../guides/moe.md#memory)) and `core_attn`; "
+        "[what each one saves](../background/recompute.md). Not with `--recompute_granularity full`",
         zh="每个 decoder 层中不保留结果、在反向时重新计算的部分：`layernorm`、`mlp_act`（MLP 的激活函数）、"
         "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`moe_act` 和 `moe`"
-        "（[专家的激活函数，以及专家所在的整个后半层](../../docs/moe.md#memory)）、`core_attn`，可写多个；[各节省多少](../../docs/recompute.md)。"
+        "（[专家的激活函数，以及专家所在的整个后半层](../../docs/guides/moe.md#memory)）、`core_attn`，可写多个；"
+        "[各节省多少](../../docs/background/recompute.md)。"
         "不能与 `--recompute_granularity full` 同用",
         config=True,
     )
@@ -234,9 +235,9 @@ class Layers:
         default=False,
         help="Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
         doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
-        "flag; [what it saves, and how exact it is](../../docs/recompute.md#the-activations-input-in-fp8)",
+        "flag; [what it saves, and how exact it is](../background/recompute.md#the-activations-input-in-fp8)",
         zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
-        "[节省多少、精度如何](../../docs/recompute.md#the-activations-input-in-fp8)",
+        "[节省多少、精度如何](../../docs/background/recompute.md#the-activations-input-in-fp8)",
         config=True,
     )
     mlp_chunk_tokens: int = option(
@@ -246,9 +247,9 @@ class Layers:
         "backward, for long sequences; 0: all at once.",
         doc="the MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
         "backward, so that what it needs in between takes the memory of one chunk; "
-        "[for long sequences](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        "[for long sequences](../background/long-sequences.md#the-mlp-in-chunks)",
         zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
-        "[用于长序列](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        "[用于长序列](../../docs/background/long-sequences.md#the-mlp-in-chunks)",
         config=True,
     )
     moe_aux_loss_coeff: float | None = option(
@@ -256,9 +257,9 @@ class Layers:
         default=None,
         help="Factor of the loss that balances the load of experts, in each layer that has some; default: "
         "config.json's router_aux_loss_coef.",
-        doc="factor of [the loss that balances the load of experts](../../docs/moe.md#training), in each layer that "
+        doc="factor of [the loss that balances the load of experts](../guides/moe.md#training), in each layer that "
         "has some; by default config.json's `router_aux_loss_coef`. Megatron's flag",
-        zh="[平衡专家负载的辅助 loss](../../docs/moe.md#training) 的系数，用于每个含专家的层；"
+        zh="[平衡专家负载的辅助 loss](../../docs/guides/moe.md#training) 的系数，用于每个含专家的层；"
         "默认取 config.json 的 `router_aux_loss_coef`。与 Megatron 的同名参数相同",
         config=True,
     )
@@ -289,9 +290,9 @@ class Layers:
         help="With expert_parallel_degree: every rank gathers all tokens of the ranks that divide the experts, or "
         "alltoall sends each token to the ranks of its experts, for which the host waits once a layer.",
         doc="with `--expert_parallel_degree`: each rank gathers all tokens (`allgather`), or tokens go to the ranks of "
-        "their experts only (`alltoall`); [which one](../../docs/parallelism.md#experts)",
+        "their experts only (`alltoall`); [which one](../background/parallelism.md#experts)",
         zh="配合 `--expert_parallel_degree`：每个 rank 收集全部 token（`allgather`），或 token 只发往其专家所在的 rank"
-        "（`alltoall`）；[如何选择](../../docs/parallelism.md#experts)",
+        "（`alltoall`）；[如何选择](../../docs/background/parallelism.md#experts)",
         config=True,
     )
     offload_activations: int = option(
@@ -300,9 +301,9 @@ class Layers:
         help="Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
         "transformer_engine).",
         doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
-        "computing; at most all layers but two. [What to know](../../docs/offload.md)",
+        "computing; at most all layers but two. [What to know](../background/offload.md)",
         zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
-        "至多为总层数减二。[说明](../../docs/offload.md)",
+        "至多为总层数减二。[说明](../../docs/background/offload.md)",
         config=True,
     )
 
@@ -326,7 +327,7 @@ class Parallelism:
     sharding_parallel_config: str = theirs(
         TEXT,
         default="",
-        doc="PaddleNLP's; what `OVERLAP=1` gives is [above](#overlap). TE's variables `NVTE_EXT_MARGIN_SM` (GEMMs), "
+        doc="PaddleNLP's; [`OVERLAP=1`](../guides/pretrain.md#overlap) sets it. TE's `NVTE_EXT_MARGIN_SM` (GEMMs), "
         "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
         "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
         zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](#通信重叠)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
@@ -360,9 +361,11 @@ class Memory:
     use_fused_linear_cross_entropy: bool = theirs(
         FLAG,
         default=False,
-        doc="te and pd: lm_head and loss together, [2048 tokens at a time](../../docs/faq.md#out-of-memory); `none`: "
+        doc="te and pd: lm_head and loss together, [2048 tokens at a time](../guides/memory.md#a-large-vocabulary); "
+        "`none`: "
         "PaddleNLP's own, with its `paddlenlp_kernel`, without TP and PP",
-        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/faq.md#out-of-memory)；`none`：PaddleNLP "
+        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/guides/memory.md#a-large-vocabulary)；"
+        "`none`：PaddleNLP "
         "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
     )
     amp_master_grad: bool = theirs(FLAG, default=False)
@@ -440,9 +443,9 @@ class Optimizer:
         default=None,
         help="Regular expressions: weights in whose names in checkpoints one of these is found are not trained.",
         doc="regular expressions: weights in whose names, as checkpoints have them, one of these is found, are not "
-        "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](../../docs/trainer.md#frozen-weights)",
+        "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](trainer.md#frozen-weights)",
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
-        "[说明](../../docs/trainer.md#frozen-weights)",
+        "[说明](../../docs/reference/trainer.md#frozen-weights)",
     )
     optim_moments: str = option(
         choice(*MOMENTS),
@@ -452,10 +455,10 @@ class Optimizer:
         "each 256 elements.",
         doc="what AdamW keeps its two moments in: `float32`, or with stochastic rounding `bfloat16`, which saves 4 "
         "bytes a parameter, or `int8` with a scale for each 256 elements, which saves 6; "
-        "[what to know](../../docs/optimizer-memory.md)",
+        "[what to know](../background/optimizer-memory.md)",
         zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）或 `int8`"
         "（每 256 个元素一个缩放因子，每个参数节省 6 字节）；"
-        "[说明](../../docs/optimizer-memory.md)",
+        "[说明](../../docs/background/optimizer-memory.md)",
     )
     master_weights: str = option(
         choice(*MASTER_WEIGHTS),
@@ -465,9 +468,9 @@ class Optimizer:
         "the weight does not have.",
         doc="how AdamW keeps the float32 master weights of bfloat16 weights: `float32`, or `bf16_remainder`, the 16 "
         "bits that the weight itself does not have, which saves 2 bytes a parameter and loses nothing; "
-        "[what to know](../../docs/optimizer-memory.md)",
+        "[what to know](../background/optimizer-memory.md)",
         zh="AdamW 保存 bfloat16 权重的 float32 主权重的方式：`float32`，或 `bf16_remainder`，即只保存权重本身没有的 "
-        "16 位（每个参数节省 2 字节，不损失精度）；[说明](../../docs/optimizer-memory.md)",
+        "16 位（每个参数节省 2 字节，不损失精度）；[说明](../../docs/background/optimizer-memory.md)",
     )
     optimizer_in_backward: str = option(
         choice(*IN_BACKWARD),
@@ -476,10 +479,10 @@ class Optimizer:
         "--max_grad_norm 0), or last_norm, clipped by the norm of the step before.",
         doc="updates each weight as soon as backward has its gradient, which is let go then, so that gradients of one "
         "layer exist at a time: `unclipped` (with `--max_grad_norm 0`), or `last_norm`, which clips by the norm of the "
-        "step before; [what to know](../../docs/optimizer-memory.md#the-update-in-backward)",
+        "step before; [what to know](../background/optimizer-memory.md#the-update-in-backward)",
         zh="反向得到一个权重的梯度后立即更新该权重并释放梯度，因此同时只存在一层的梯度：`unclipped`（配合 "
         "`--max_grad_norm 0`），或 `last_norm`，按上一步的范数裁剪；"
-        "[说明](../../docs/optimizer-memory.md#the-update-in-backward)",
+        "[说明](../../docs/background/optimizer-memory.md#the-update-in-backward)",
     )
     offload_optimizer: float = option(
         FRACTION,
@@ -491,10 +494,10 @@ class Optimizer:
         doc="te: this share of AdamW's master weights and moments, 0 to 1, lies in pinned host memory, and is copied "
         "to the GPU and back for each update, beside computing. PaddleNLP's `--offload_optim`, which it excludes, "
         "copies all of them to the GPU before the update and back after it. "
-        "[What to know](../../docs/offload.md#the-optimizers-states)",
+        "[What to know](../background/offload.md#the-optimizers-states)",
         zh="te：AdamW 的主权重和 moment 中的这一比例（0 到 1）放在锁页的主机内存中，每次更新时拷贝到 GPU 再拷回，"
         "与计算同时进行。PaddleNLP 的 `--offload_optim` 在更新前把全部状态拷到 GPU、更新后拷回；二者不能同用。"
-        "[说明](../../docs/offload.md#the-optimizers-states)",
+        "[说明](../../docs/background/offload.md#the-optimizers-states)",
     )
 
 
@@ -553,9 +556,9 @@ class Run:
         default=None,
         help="End training after so many evaluations in a row without improvement. Default: it goes on.",
         doc="ends training when `--metric_for_best_model`, by default the loss, has not improved in so many "
-        "evaluations in a row; [what to know](../../docs/trainer.md#early-stopping)",
+        "evaluations in a row; [what to know](trainer.md#early-stopping)",
         zh="`--metric_for_best_model`（默认为 loss）连续这么多次评估未改善时结束训练；"
-        "[说明](../../docs/trainer.md#early-stopping)",
+        "[说明](../../docs/reference/trainer.md#early-stopping)",
         shown="off",
         shown_zh="关闭",
     )
@@ -564,9 +567,9 @@ class Run:
         default=False,
         help="Write checkpoints to memory and copy them to output_dir while training goes on.",
         doc="checkpoints are written to memory, and from there to the disk while training goes on; "
-        "[what to know](../../docs/cluster.md#checkpoints-in-the-background)",
+        "[what to know](../guides/reliability.md#saving-in-the-background)",
         zh="checkpoint 先写入内存，训练继续的同时再写到磁盘；"
-        "[说明](../../docs/cluster.md#checkpoints-in-the-background)",
+        "[说明](../../docs/guides/reliability.md#saving-in-the-background)",
     )
     staging_dir: str = option(
         PATH,
@@ -604,9 +607,9 @@ class Run:
         help="Every N steps count for each tensor that becomes fp8 what vanishes, what is cut off and how far numbers "
         "move; 0: never.",
         doc="every N steps count for each tensor that becomes fp8 how many numbers vanish, how many are cut off and "
-        "how far all move; [how to read it](../../docs/fp8.md#is-it-healthy)",
+        "how far all move; [how to read it](../background/fp8.md#is-it-healthy)",
         zh="每 N 步统计每个转为 fp8 的张量：多少数变为零、多少数被截断、误差多大；"
-        "[如何解读](../../docs/fp8.md#is-it-healthy)",
+        "[如何解读](../../docs/background/fp8.md#is-it-healthy)",
         shown="off",
         shown_zh="关闭",
         needs={"use_fp8": True},
@@ -619,9 +622,10 @@ class Run:
         "bf16:underflows=0.3,saturated=0.01.",
         doc="with `--fp8_statistics`: beyond such shares of a tensor's numbers `warn`, or let its layer compute in 16 "
         "bits from the next step on (`bf16`), as `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`; "
-        "[what to know](../../docs/fp8.md#is-it-healthy)",
+        "[what to know](../background/fp8.md#is-it-healthy)",
         zh="配合 `--fp8_statistics`：张量的比例超过限值时告警（`warn`），或从下一步起让所在的层以 16 位计算（`bf16`），"
-        "如 `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`；[说明](../../docs/fp8.md#is-it-healthy)",
+        "如 `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`；"
+        "[说明](../../docs/background/fp8.md#is-it-healthy)",
         shown="off",
         shown_zh="关闭",
         needs={"use_fp8": True},
@@ -743,8 +747,9 @@ class PretrainData:
         default=False,
         help="The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
         doc="the documents in a sequence do not see each other; each ends with the eos token "
-        "([how](../../docs/packing.md)); not with `--fp8_dpa`",
-        zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
+        "([how](../background/packing.md)); not with `--fp8_dpa`",
+        zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../../docs/background/packing.md)）；不能与 "
+        "`--fp8_dpa` 同用",
     )
     reset_position_ids: bool = option(
         FLAG,
@@ -930,7 +935,7 @@ class TuningData:
         default=None,
         help="Folder of train* and dev* or validation*: JSON lines or arrays, Parquet, or what datasets' save_to_disk "
         "writes.",
-        doc="folder of `train*` and `dev*` or `validation*`; [forms and formats](#conversations)",
+        doc="folder of `train*` and `dev*` or `validation*`; [forms and formats](../guides/fine-tune.md#data)",
         zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](#对话)",
         shown="–",
     )
@@ -939,7 +944,7 @@ class TuningData:
         default=None,
         help="File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's "
         "own.",
-        doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
+        doc="file of a Jinja template; `none`: no template; see [conversations](../guides/fine-tune.md#data)",
         zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
         shown="the tokenizer's",
         shown_zh="tokenizer 自带",
@@ -993,9 +998,9 @@ class FinetuneData(TuningData):
         default=False,
         help="Pack several samples into one sequence of max_length.",
         doc="pack samples into sequences of `--max_length`; they do not see each other, and each has positions of its "
-        "own ([how](../../docs/packing.md)); not with `--fp8_dpa`",
+        "own ([how](../background/packing.md)); not with `--fp8_dpa`",
         zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
-        "（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
+        "（[说明](../../docs/background/packing.md)）；不能与 `--fp8_dpa` 同用",
     )
 
 
@@ -1007,8 +1012,8 @@ class PreferenceData(TuningData):
         PATH,
         default=None,
         help="File of preferences to train on, instead of a folder in --dataset_name_or_path. PaddleNLP's name.",
-        doc="file to train on, instead of `--dataset_name_or_path`; [forms](../../docs/preference-tuning.md#data)",
-        zh="训练文件，代替 `--dataset_name_or_path`；[格式](../../docs/preference-tuning.md#data)",
+        doc="file to train on, instead of `--dataset_name_or_path`; [forms](../guides/preferences.md#data)",
+        zh="训练文件，代替 `--dataset_name_or_path`；[格式](../../docs/guides/preferences.md#data)",
         shown="–",
     )
     dev_dataset_path: str | None = option(
@@ -1065,8 +1070,8 @@ class PairPreference(Preference):
         choice(*LOSS_TYPES),
         default="sigmoid",
         help="The loss of a pair.",
-        doc="the loss of a pair; [formulas](../../docs/preference-tuning.md#losses)",
-        zh="一对回答的损失；[公式](../../docs/preference-tuning.md#losses)",
+        doc="the loss of a pair; [formulas](../guides/preferences.md#losses)",
+        zh="一对回答的损失；[公式](../../docs/guides/preferences.md#losses)",
     )
     label_smoothing: float = option(
         number("a number of at least 0 and below 0.5", lambda x: 0 <= x < 0.5),
@@ -1212,7 +1217,7 @@ EVALUATED_MODEL = (
         zh="多个进程时，模型按层分为若干段；其余为张量并行",
     ),
     _OF["chat_template"].but(
-        doc="file of a Jinja template; `none`: no template; see [chats](#chats)",
+        doc="file of a Jinja template; `none`: no template; see [chats](../guides/generate.md#chats)",
         zh="Jinja 模板文件；`none`：不用模板；见[对话](#chats)",
     ),
     Option(
@@ -1230,7 +1235,8 @@ EVALUATION_TASKS = (
         PATH,
         None,
         'JSON lines {"text": …}, conversations, whose answers count, or the prefix of a .bin/.idx pair.',
-        doc='JSON lines `{"text"}`, [conversations](#chats), whose answers count, or a prefix of `.bin`/`.idx`',
+        doc='JSON lines `{"text"}`, [conversations](../guides/generate.md#chats), whose answers count, or a prefix of '
+        "`.bin`/`.idx`",
         zh='JSON lines `{"text"}`；[对话](#chats)，只计回答；或 `.bin`/`.idx` 的前缀',
     ),
     Option(
@@ -1288,7 +1294,7 @@ EVALUATION_TASKS = (
         PATH,
         None,
         'File of prompts: conversations, or {"text": …}.',
-        doc='file of prompts: [conversations](#chats), or `{"text"}`',
+        doc='file of prompts: [conversations](../guides/generate.md#chats), or `{"text"}`',
         zh='存放 prompt 的文件：[对话](#chats)，或 `{"text"}`',
     ),
     Option(
@@ -1296,7 +1302,7 @@ EVALUATION_TASKS = (
         FLAG,
         False,
         "Make a chat of each prompt that is a text, and of the harness's prompts.",
-        doc="make a [chat](#chats) of each prompt that is a text, and of the harness's prompts",
+        doc="make a [chat](../guides/generate.md#chats) of each prompt that is a text, and of the harness's prompts",
         zh="把每个文本 prompt 以及 harness 的 prompt 变为[对话](#chats)",
     ),
     Option(

@@ -4,7 +4,7 @@ MODEL is a name or a folder with config.json. Memory and time are computed for a
 parallelism, sharding, recompute, micro-batches), where all weights are trained or, with --lora_rank, an adapter alone,
 and nothing is run. The command prints the fastest layouts that fit, with their memory by part, why the others do not
 fit, and the command line that trains with the best one. What was measured on H200s differed by at most 1.8 % in memory
-and 7 % in time (docs/planner.md).
+and 7 % in time (docs/guides/plan.md).
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _notes(plans: list[Plan]) -> list[str]:
     said = list(dict.fromkeys(each for plan in plans for each in costs(plan.layout)))
     if not said:
         return []
-    return ["Costs of the states (docs/optimizer-memory.md):", *(f"  {each}" for each in said), ""]
+    return ["Costs of the states (docs/background/optimizer-memory.md):", *(f"  {each}" for each in said), ""]
 
 
 def _plans_table(plans: list[Plan], model: Model, gpu: Gpu) -> list[str]:

@@ -27,7 +27,7 @@ class Price(NamedTuple):
 PRICES = (
     # four runs with something in host memory differed by 3 % from what is computed
     Price(lambda layout: layout.offloads, 1.03),
-    # the error of a step's time is 5 % in nine points of ten (docs/planner.md)
+    # the error of a step's time is 5 % in nine points of ten (docs/guides/plan.md)
     Price(lambda layout: not has_run(layout), 1.05),
     Price(
         lambda layout: layout.optim_moments == "bfloat16",

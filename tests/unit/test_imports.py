@@ -1,4 +1,4 @@
-"""Imports between the package's rooms go downwards only: the picture in docs/architecture.md."""
+"""Imports between the package's rooms go downwards only: the picture in docs/background/architecture.md."""
 
 import ast
 import re

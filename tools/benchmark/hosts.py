@@ -4,7 +4,7 @@ the same order, one process each, one after the other.
     python tools/benchmark/hosts.py DATA --paddleformers PYTHON [--steps 100] [--precision fp8] [--output FILE]
 
 DATA: what `tools/prepare_data.py --demo DATA` makes. PYTHON: the interpreter of an environment with PaddleFormers
-(docs/paddleformers.md). Documents are kept apart in both, and the learning rate is constant. Writes
+(docs/guides/paddleformers.md). Documents are kept apart in both, and the learning rate is constant. Writes
 benchmarks/hosts/<date>_<gpu>x1_<what>.json with both curves, and a table of the same name. Exit status: 1 if a run
 failed, or if the means over 20 steps differ by more than --tolerance.
 """

@@ -1,4 +1,5 @@
-"""Errors of one rounding of AdamW's moments to 8 bits: the table in docs/optimizer-memory.md. Prints it; NumPy alone.
+"""Print the errors of one rounding of AdamW's moments to 8 bits, by NumPy: the table in
+docs/background/optimizer-memory.md.
 
 Blocks of 256 elements whose gradients are normal, with sizes that are log-normal within a block; moments as AdamW has
 them after many steps with beta1 0.9 and beta2 0.999. Error of the first moment: of moment / root, root mean square over

@@ -1,4 +1,4 @@
-"""PaddleFormers: its Llama. What works and what is refused stands in docs/paddleformers.md."""
+"""PaddleFormers: its Llama. What works and what is refused stands in docs/guides/paddleformers.md."""
 
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, model_class
 

@@ -1,4 +1,4 @@
-"""A recipe of PaddleFormers with our decoder layers. Each of several processes runs this, see docs/paddleformers.md.
+"""Run a recipe of PaddleFormers with our decoder layers, one of several processes: docs/guides/paddleformers.md.
 
     python -m paddle_te.hosts.paddleformers train run.yaml [name=value ...]     trains
     python -m paddle_te.hosts.paddleformers export run.yaml [name=value ...]    merges the LoRA adapter in output_dir

@@ -112,5 +112,5 @@ def check_family(config: HostConfig) -> None:
         raise ValueError(
             f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; Qwen's models "
             "and most mixtures of experts are made there by paddlefleet, which is not on PyPI, and for which no layers "
-            "of ours are made (docs/paddleformers.md). For qwen2, mistral and gpt use PaddleNLP"
+            "of ours are made (docs/guides/paddleformers.md). For qwen2, mistral and gpt use PaddleNLP"
         )

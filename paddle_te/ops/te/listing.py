@@ -1,4 +1,4 @@
-"""A recorded program as text, for people: docs/recorded-programs.md reads one line by line."""
+"""A recorded program as text, for people: docs/background/recorded-programs.md reads one line by line."""
 
 from __future__ import annotations
 

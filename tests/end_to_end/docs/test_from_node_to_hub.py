@@ -1,5 +1,7 @@
-"""Every command of docs/from-node-to-hub.md, in order, in one shell: with tiny models, few steps and two processes on
-nvgpu's host runtime, and stand-ins for Slurm (tests/fake_slurm.py) and for transfers (tests/fake_hub.py)."""
+"""Every command of docs/get-started/from-node-to-hub.md, in order, in one shell.
+
+The test has tiny models, few steps, two processes on nvgpu's host runtime, and stand-ins for Slurm
+(tests/fake_slurm.py) and for transfers (tests/fake_hub.py)."""
 
 import json
 import os
@@ -17,7 +19,7 @@ from tests import chats, fake_hub, fake_slurm, small_checkpoints, small_tokenize
 from tests.processes import run
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs/from-node-to-hub.md"
+PAGE = ROOT / "docs/get-started/from-node-to-hub.md"
 UNTESTED = r"<!-- not tested here: [^\n]* -->\n"
 # What is smaller in the test: (pattern, what it becomes)
 SIZES = [

@@ -1,4 +1,4 @@
-"""Every command of docs/tutorial.md, in order, in one shell; only the number of steps is smaller."""
+"""Every command of docs/get-started/tutorial.md, in order, in one shell; only the number of steps is smaller."""
 
 import json
 import os
@@ -19,7 +19,7 @@ BACKEND = os.environ.get("BACKEND", "paddle")
 
 def blocks():
     """(commands, commands marked as not tested)."""
-    text = (ROOT / "docs/tutorial.md").read_text()
+    text = (ROOT / "docs/get-started/tutorial.md").read_text()
     found = re.findall(rf"({UNTESTED})?```bash\n(.*?)```", text, re.DOTALL)
     assert text.count("```") == 2 * len(found), "a block is not bash"
     return [block for mark, block in found if not mark], [block for mark, block in found if mark]

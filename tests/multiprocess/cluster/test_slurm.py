@@ -220,7 +220,7 @@ def test_an_experiment_stays_below_its_base(tmp_path, name):
 
 
 def test_with_a_container(tmp_path):
-    """What pyxis is told; docs/cluster.md says what it made of it. srun, a stand-in, shows what it was given."""
+    """What pyxis is told; docs/guides/cluster.md says what it made of it. srun, a stand-in, shows what it was given."""
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)

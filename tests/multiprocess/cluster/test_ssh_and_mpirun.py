@@ -1,4 +1,4 @@
-"""docs/cluster.md's commands for nodes without Slurm, by a real sshd and a real mpirun, on two nodes."""
+"""docs/guides/cluster.md's commands for nodes without Slurm, by a real sshd and a real mpirun, on two nodes."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def losses(folder):
 
 def documented(command, **settings):
     """The documentation's block, with the test's model and further settings among its own."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/guides/cluster.md").read_text(), re.DOTALL)
     (block,) = (block for block in blocks if command in block)
     prefix = ""
     if command == "mpirun":  # sshd's configuration has SETTINGS for ssh, as a user's shell might

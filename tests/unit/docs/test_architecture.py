@@ -1,4 +1,4 @@
-"""The picture in docs/architecture.md is the package: its rooms, what stands below what, and what imports no Paddle."""
+"""The picture in docs/background/architecture.md is the package: its rooms, their order, and what imports no Paddle."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.test_imports import HOSTS, MAY_IMPORT, PACKAGE, files, rooms
 
-PAGE = PACKAGE.parent / "docs/architecture.md"
+PAGE = PACKAGE.parent / "docs/background/architecture.md"
 BELOW = " for all of them:"  # from here on the picture has no order
 SWAPPED = {"hosts": "models/", "models": "hosts/"}
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md says what each family of models costs in lines; here they are counted."""
+"""docs/background/architecture.md says what each family of models costs in lines; here they are counted."""
 
 import ast
 import re
@@ -55,7 +55,7 @@ def weights_lines(family):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_lines_of_a_family(family):
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = (ROOT / "docs/background/architecture.md").read_text()
     (row,) = re.findall(rf"^\| {family.title} \|(.*)\|$", text, re.MULTILINE)
     counted = [count(family.model_type) for count in (folder_lines, row_lines, record_lines, weights_lines)]
     assert [int(cell) for cell in row.split("|")] == [*counted, sum(counted)]

@@ -1,5 +1,5 @@
-"""README_TE.md and README_TE_zh.md name every argument of every script, and none that is not there; their tables and
-docs/reference/options.md are what paddle_te.options makes."""
+"""The guides with the reference, and README_TE_zh.md, name every argument of every script, and none that is not there;
+docs/reference/options.md and the Chinese tables are what paddle_te.options makes."""
 
 import dataclasses
 import re
@@ -20,9 +20,16 @@ from paddle_te.hosts.paddlenlp.training.preference_trainer import DPOConfig, KTO
 from paddle_te.options.pages import TABLES, pages
 
 ROOT = Path(__file__).parents[3]
-READMES = ["llm/llama/README_TE.md", "llm/llama/README_TE_zh.md"]
+CHINESE = "llm/llama/README_TE_zh.md"
+TASKS = "pretrain data fine-tune preferences evaluate generate convert compare-backends benchmark".split()
+GUIDES = ["llm/llama/README_TE.md", *(f"docs/guides/{task}.md" for task in TASKS)]
+LANGUAGES = {"English": [*GUIDES, "docs/reference/options.md"], "Chinese": [CHINESE]}
 BASES = {field.name for base in PreTrainingArguments.__mro__[1:] if dataclasses.is_dataclass(base)
          for field in dataclasses.fields(base)}  # fmt: skip
+
+
+def read(pages):
+    return "\n".join((ROOT / page).read_text() for page in pages)
 
 
 def names(*classes):
@@ -50,41 +57,46 @@ def scripts():
     }
 
 
-@pytest.mark.parametrize("readme", READMES)
-def test_every_flag_is_there(scripts, readme):
-    text = (ROOT / readme).read_text().replace("--[no-]", "--no-X --")
+@pytest.mark.parametrize("pages", LANGUAGES.values(), ids=LANGUAGES)
+def test_every_flag_is_there(scripts, pages):
+    text = read(pages).replace("--[no-]", "--no-X --")
     for program, flags in scripts.items():
         missing = {flag for flag in flags if not re.search(rf"--{re.escape(flag)}\b", text)}
         missing -= {flag for flag in missing if flag.startswith("no-") and f"--no-X --{flag[3:]}" in text}
-        assert not missing, f"{readme} lacks flags of {program}"
+        assert not missing, f"the pages lack flags of {program}"
 
 
 def test_tables_are_made_from_the_options():
     for path, text in pages().items():
         assert path.is_file() and path.read_text() == text, f"{path}: write it anew with python -m paddle_te.options"
-    made = [name for path in READMES for name in re.findall("<!-- options: (.+) -->", (ROOT / path).read_text())]
+    made = re.findall("<!-- options: (.+) -->", read([CHINESE]))
     assert {*made} == TABLES.keys() - {"llama_finetune.sh, variables"}, "which are pretraining's"
-    assert len(made) == 2 * len(set(made)), "in both languages"
+    assert len(made) == len(set(made))
 
 
-@pytest.mark.parametrize("readme", READMES)
-def test_no_flag_is_invented(scripts, readme):
-    text = re.sub(r"--\[no-\]", "--", (ROOT / readme).read_text())
-    known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir", "devices"}
-    known |= {"model", "model_args", "tasks", "output_path"}  # of EleutherAI's command
-    known.add("no-deps")  # of pip
-    for program in (
-        "tools/benchmark/compare",
-        "tools/benchmark/throughput",
-        "tools/benchmark/scaling_model",
-        "nvgpu/build",
-    ):
-        known |= options(f"{program}.py")
-    known |= options("-m", "paddle_te.runs.convergence")
-    assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*\w)", text)) - known == set()
+@pytest.fixture(scope="module")
+def known(scripts):
+    """The flags of all programs on the pages."""
+    flags = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir", "devices"}
+    flags |= {option.name for table, found in TABLES.items() if table.startswith("llama_") for option in found}
+    flags |= {"model", "model_args", "tasks", "output_path"}  # of EleutherAI's command
+    flags |= {"no-deps", "local-dir"}  # of pip and huggingface-cli
+    for program in ("benchmark/compare", "benchmark/throughput", "benchmark/scaling_model"):
+        flags |= options(f"tools/{program}.py")
+    return flags | options("-m", "paddle_te.runs.convergence") | options("-m", "paddle_te", "plan")
 
 
-def test_both_languages_have_the_same_commands():
-    blocks = [re.findall(r"```bash\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL) for readme in READMES]
-    commands = [[re.sub(r"\s*#.*", "", block) for block in found] for found in blocks]
-    assert commands[0] == commands[1]
+@pytest.mark.parametrize("page", [*GUIDES, CHINESE])
+def test_no_flag_is_invented(known, page):
+    text = re.sub(r"--\[no-\]", "--", read([page]))
+    assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*\w)", text, re.IGNORECASE)) - known == set()
+
+
+def blocks(pages):
+    """The blocks of commands of pages, without comments."""
+    return [re.sub(r"\s*#.*", "", block) for block in re.findall(r"```bash\n(.*?)```", read(pages), re.DOTALL)]
+
+
+def test_the_chinese_commands_are_the_guides():
+    commands = set(blocks([*GUIDES, "docs/get-started/install.md"]))
+    assert [block for block in blocks([CHINESE]) if block not in commands] == []

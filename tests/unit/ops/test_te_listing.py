@@ -1,4 +1,4 @@
-"""The recorded program that docs/recorded-programs.md explains is the one that is recorded."""
+"""The recorded program that docs/background/recorded-programs.md explains is the one that is recorded."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from paddle_te.ops.te.linear import LINEAR, LinearSettings
 from paddle_te.ops.te.listing import listing
 from tests import emulated_te
 
-PAGE = Path(__file__).parents[3] / "docs/recorded-programs.md"
+PAGE = Path(__file__).parents[3] / "docs/background/recorded-programs.md"
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = re.compile(r"out of memory|ResourceExhausted|cudaErrorMemoryAllocation", re.IGNORECASE)
 WANTED, FREE = (re.compile(rf"{words} ([\d.]+)([KMGT]?)B") for words in ("Cannot allocate", "available memory is only"))
 SUGGESTIONS = 3
-SMALLER = 0.98  # of what has failed: the planner was seen to be wrong by up to 1.8 % (docs/planner.md)
+SMALLER = 0.98  # of what has failed: the planner was seen to be wrong by up to 1.8 % (docs/guides/plan.md)
 
 
 @contextlib.contextmanager
