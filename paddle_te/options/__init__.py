@@ -6,7 +6,7 @@ variables. From them are made
 - the launcher's parser (`launch.arguments`) and the scripts' flags that it passes on (`launch.flags`),
 - the fields of the scripts' dataclasses (`with_options`), which PaddleNLP's parser reads, and their checks,
 - what goes into a model's configuration, and how it is read from there (`LayerOptions`),
-- docs/reference/options.md and the tables of llm/llama/README_TE_zh.md (`python -m paddle_te.options` writes them).
+- docs/reference/options.md and docs/zh/reference/options.md (`python -m paddle_te.options` writes them).
 """
 
 from paddle_te.options.option import REQUIRED, Kind, Option, check_values, configure, with_options

@@ -263,19 +263,19 @@ PRETRAIN = (
         "`init_weight`",
         zh="内置（不下载）：`meta-llama/Llama-2-7b`、`-13b`、`-70b`，`meta-llama/Meta-Llama-3-8B`、`-70B`，"
         "`meta-llama/Meta-Llama-3.1-8B`、`-70B`，`meta-llama/Llama-3.2-1B`、`-3B`"
-        "（[3.1、3.2](../../docs/reference/models.md#llama-31-and-32)），`Qwen/Qwen2.5-0.5B`、`-1.5B`、`-3B`、`-7B`、"
+        "（[3.1、3.2](../reference/models.md#llama-31-and-32)），`Qwen/Qwen2.5-0.5B`、`-1.5B`、`-3B`、`-7B`、"
         "`-14B`、`-32B`、"
         "`-72B`，`Qwen/Qwen3-0.6B`、`-1.7B`、`-4B`、`-8B`、`-14B`（各有 `-Base`）、`-32B`，"
-        "`deepseek-ai/DeepSeek-R1-0528-Qwen3-8B`（[Qwen3](../../docs/reference/models.md#qwen3-phi-4-olmo-2-glm-4)），"
+        "`deepseek-ai/DeepSeek-R1-0528-Qwen3-8B`（[Qwen3](../reference/models.md#qwen3-phi-4-olmo-2-glm-4)），"
         "`google/gemma-3-1b-pt`、`-4b-pt`、`-12b-pt`、`-27b-pt`（各有 `-it`）、`microsoft/Phi-4-mini-instruct`"
-        "（[Gemma 3、Phi-4-mini](../../docs/reference/models.md#gemma-3-gemma-2-and-phi-4-mini)），"
+        "（[Gemma 3、Phi-4-mini](../reference/models.md#gemma-3-gemma-2-and-phi-4-mini)），"
         "`deepseek-ai/DeepSeek-R1-Distill-Llama-8B`、`-70B`、`-Qwen-1.5B`、`-7B`、`-14B`、`-32B`，"
         "`mistralai/Mistral-7B-v0.1`、`-v0.3`（[Qwen2.5、"
-        "Mistral](../../docs/reference/models.md#qwen25-and-mistral)），"
-        "`gpt-126m`、`-1.3b`、`-5b`、`-6.7b`、`-13b`、`-175b`（[GPT](../../docs/reference/models.md#gpt)），"
-        "`glam-126m-64e`、`-64b-64e`（[GLaM](../../docs/guides/moe.md#glam)），"
+        "Mistral](../reference/models.md#qwen25-and-mistral)），"
+        "`gpt-126m`、`-1.3b`、`-5b`、`-6.7b`、`-13b`、`-175b`（[GPT](../reference/models.md#gpt)），"
+        "`glam-126m-64e`、`-64b-64e`（[GLaM](../guides/moe.md#glam)），"
         "`ibm-granite/granite-3.0-1b-a400m-base`、"
-        "`-3b-a800m-base`、`-2b-base`、`-8b-base`（[Granite](../../docs/guides/moe.md#granite)），"
+        "`-3b-a800m-base`、`-2b-base`、`-8b-base`（[Granite](../guides/moe.md#granite)），"
         "`llama-125m`，`tiny-llama-demo`（也可写 `llama-2-7b`）；"
         "或含 `config.json`（PaddleNLP 或 Hugging Face 的）的文件夹。只读取配置，权重由 `init_weight` 给出",
     ),
@@ -302,7 +302,7 @@ PRETRAIN = (
         default="none",
         help="folder with the weights to start from, or none",
         doc="folder with weights in the backend's layout ([converted](../guides/convert.md)) or Hugging Face's",
-        zh="权重文件夹：该后端的布局（由[转换工具](#checkpoint-转换)得到），或 Hugging Face 的文件夹",
+        zh="权重文件夹：该后端的布局（由[转换工具](../guides/convert.md)得到），或 Hugging Face 的文件夹",
     ),
     *_shared(nsys_profile="false"),
 )
@@ -334,7 +334,7 @@ FINETUNE = (
         default="",
         help="folder of train.json and, if there is one, dev.json: conversations, or questions and answers",
         doc="folder of `train.json` and, if there is one, `dev.json`, or of [other files](../guides/fine-tune.md#data)",
-        zh="含 `train.json`（可另有 `dev.json`）或[其他格式的文件](#对话)的文件夹",
+        zh="含 `train.json`（可另有 `dev.json`）或[其他格式的文件](../guides/fine-tune.md#data)的文件夹",
         shown="–",
     ),
     _as(
@@ -381,7 +381,7 @@ PREFERENCE = (
             help="folder of train.json and, if there is one, dev.json: preferences",
             doc="folder of `train.json` and, if there is one, `dev.json`, of "
             "[preferences](../guides/preferences.md#data)",
-            zh="含 `train.json`（可另有 `dev.json`）的文件夹：[偏好数据](../../docs/guides/preferences.md#data)",
+            zh="含 `train.json`（可另有 `dev.json`）的文件夹：[偏好数据](../guides/preferences.md#data)",
         )
         if option.name == "dataset"
         else option.but(default=1)
@@ -400,7 +400,7 @@ VARIABLES = (
         None,
         "library that the model and its Trainer come from; found if not given",
         doc="`paddlenlp` or [`paddleformers`](../guides/paddleformers.md): where the model and its Trainer come from",
-        zh="`paddlenlp` 或 [`paddleformers`](../../docs/guides/paddleformers.md)：模型及其 Trainer 的来源",
+        zh="`paddlenlp` 或 [`paddleformers`](../guides/paddleformers.md)：模型及其 Trainer 的来源",
         shown="the one that is installed",
         shown_zh="已安装的那个",
     ),
@@ -446,7 +446,7 @@ VARIABLES = (
         "0",
         "1: equal runs give equal bits on GPUs, for more memory and a little time",
         doc="1: [two equal runs give equal bits](../guides/pretrain.md#equal-bits) on GPUs, which costs memory",
-        zh="1：在 GPU 上，两次相同的运行[逐位一致](#逐位一致)，代价是显存",
+        zh="1：在 GPU 上，两次相同的运行[逐位一致](../guides/pretrain.md#equal-bits)，代价是显存",
     ),
     _as(
         "SEP",
@@ -456,7 +456,7 @@ VARIABLES = (
         help="devices that share sequences, by an exchange of attention's heads (Ulysses)",
         doc="devices that [share each sequence](../background/long-sequences.md), by an exchange of attention's heads "
         "(DeepSpeed-Ulysses)",
-        zh="[共享一个序列](../../docs/background/long-sequences.md)的设备数，attention 前后交换 "
+        zh="[共享一个序列](../background/long-sequences.md)的设备数，attention 前后交换 "
         "head（DeepSpeed-Ulysses）",
         passed=True,
     ),
@@ -468,7 +468,7 @@ VARIABLES = (
         help="devices that share sequences, among which keys and values travel (ring attention)",
         doc="devices that [share each sequence](../background/long-sequences.md), among which keys and values travel "
         "(ring attention); not with SEP",
-        zh="[共享一个序列](../../docs/background/long-sequences.md)的设备数，key 和 value 在其间传递（ring "
+        zh="[共享一个序列](../background/long-sequences.md)的设备数，key 和 value 在其间传递（ring "
         "attention）；"
         "不能与 SEP 同用",
         passed=True,
@@ -481,7 +481,7 @@ VARIABLES = (
         help="sharding devices that divide a mixture's experts; tensor parallel ones do so by themselves",
         doc="devices that [divide a mixture's experts](../background/parallelism.md#experts), in a row of those that "
         "share states (FSDP); those of TP do so by themselves",
-        zh="[分摊专家](../../docs/background/parallelism.md#experts)的设备数，取自共享状态的设备（FSDP）；TP "
+        zh="[分摊专家](../background/parallelism.md#experts)的设备数，取自共享状态的设备（FSDP）；TP "
         "的设备自动分摊专家",
         passed=True,
     ),
@@ -491,7 +491,7 @@ VARIABLES = (
         None,
         "with auto: tokens of a step, of all devices together",
         doc="with [`auto`](../guides/plan.md#in-the-launcher): tokens of a step, of all devices together",
-        zh="与 [`auto`](../../docs/guides/plan.md#in-the-launcher) 同用：每步所有设备的 token 总数",
+        zh="与 [`auto`](../guides/plan.md#in-the-launcher) 同用：每步所有设备的 token 总数",
         shown="16 sequences a device",
         shown_zh="每个设备 16 个序列",
     ),
@@ -503,7 +503,7 @@ VARIABLES = (
         doc="`h100` or `h200`: the GPUs that a `DRY_RUN` is for, for `auto` and [the check of "
         "memory](../guides/plan.md#before-a-job-starts)",
         zh="`h100` 或 `h200`：`DRY_RUN` 所针对的 GPU，用于 `auto` 和"
-        "[显存检查](../../docs/guides/plan.md#before-a-job-starts)",
+        "[显存检查](../guides/plan.md#before-a-job-starts)",
         shown="those that are here",
         shown_zh="本机的 GPU",
     ),
@@ -514,7 +514,7 @@ VARIABLES = (
         "0: start also where the planner's memory is more than the GPUs have",
         doc="0: start also where [the planner's memory](../guides/plan.md#before-a-job-starts) is more than the "
         "GPUs have",
-        zh="0：即使[规划器估算的显存](../../docs/guides/plan.md#before-a-job-starts)超过 GPU 也启动",
+        zh="0：即使[规划器估算的显存](../guides/plan.md#before-a-job-starts)超过 GPU 也启动",
     ),
     Option("DRY_RUN", SWITCH, "0", "1: print the command and stop", zh="1：打印命令后停止"),
     Option(
@@ -523,7 +523,7 @@ VARIABLES = (
         1,
         "nodes (default SLURM_JOB_NUM_NODES, else 1)",
         doc="[nodes](../guides/cluster.md)",
-        zh="[节点](../../docs/guides/cluster.md)数",
+        zh="[节点](../guides/cluster.md)数",
         shown="Slurm's, else 1",
         shown_zh="取自 Slurm，否则 1",
     ),
@@ -718,7 +718,7 @@ PRETRAIN_VARIABLES = (
             doc="1: sharding's communication [during computation](../guides/pretrain.md#overlap), in stage1 and "
             "stage2, with LOGGING_STEPS "
             "of 2 or more; `auto`: where that can be, and one line in the log says so, or why not",
-            zh="1：sharding 的通信[与计算重叠](#通信重叠)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大；"
+            zh="1：sharding 的通信[与计算重叠](../guides/pretrain.md#overlap)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大；"
             "`auto`：条件满足时开启，日志中有一行说明是否开启及原因",
         )
     ),

@@ -1,10 +1,5 @@
-"""Make the documentation's tables of options.
-
-They are all of docs/reference/options.md and docs/reference/recipes.md, and in Chinese stand between markers in
-llm/llama/README_TE_zh.md.
-
-A marker is a line `<!-- options: NAME -->`, with NAME of TABLES; what follows, up to `<!-- end -->`, is replaced.
-"""
+"""Make the pages of options and recipes: docs/reference/options.md, in Chinese docs/zh/reference/options.md, and
+docs/reference/recipes.md."""
 
 from __future__ import annotations
 
@@ -16,8 +11,8 @@ from paddle_te.options.option import FLAG, REQUIRED, TEXT, Option
 from paddle_te.recipes import COLUMNS, Recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-CHINESE = "llm/llama/README_TE_zh.md"
 REFERENCE = "docs/reference/options.md"
+CHINESE = "docs/zh/reference/options.md"
 RECIPES = "docs/reference/recipes.md"
 SAID = [option for option in scripts.PADDLENLPS if option.doc]  # PaddleNLP's own that need a word
 _TRAINING = (*scripts.LAYERS, *SAID, *scripts.TRAINING)
@@ -57,27 +52,35 @@ def _name(option: Option, what: str) -> str:
     return f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
 
 
+def chinese_reference() -> str:
+    """Return docs/zh/reference/options.md: every option, its default, and what to know of it, in Chinese."""
+    parts = [
+        "# 选项",
+        "本页由 `python -m paddle_te.options` 根据 `paddle_te/options` 生成，请修改后者。[脚本与指南]"
+        "(../../../llm/llama/README_TE_zh.md)。取值不合法的选项会在开始工作之前被拒绝：一行错误信息，退出码 2。"
+        "各选项可取的值见[英文页](../../reference/options.md)。",
+    ]
+    for name, options in TABLES.items():
+        what = _what(name)
+        head = _HEADS[what]
+        rows = [_chinese_row(option, what, position) for position, option in enumerate(options, 1)]
+        title = name.replace(", variables", "，环境变量").replace(", ", "、")
+        anchor = re.sub(r"[^\w -]", "", name).replace(" ", "-")  # the English heading's
+        parts += [f'<a id="{anchor}"></a>', f"## {title}", "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
 def _chinese_row(option: Option, what: str, position: int) -> str:
     number = [str(position)] if what == "argument" else []
     default = _default(option, option.shown_zh or option.shown)
-    return _row(*number, _name(option, what), default, option.zh or option.doc or option.help)
+    said = option.zh or option.doc or option.help
+    return _row(*number, _name(option, what), default, re.sub(r"\]\((\.\./[^)]*)\)", _from_chinese, said))
 
 
-def chinese_table(name: str) -> str:
-    """Return a table of TABLES in Chinese Markdown."""
-    what = _what(name)
-    head = _HEADS[what]
-    rows = [_chinese_row(option, what, position) for position, option in enumerate(TABLES[name], 1)]
-    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
-
-
-def filled(text: str) -> str:
-    """Return the Chinese page with its tables as they should be."""
-
-    def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{chinese_table(match[2])}\n<!-- end -->"
-
-    return re.sub(r"(<!-- options: ([^>]+) -->)\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+def _from_chinese(link: re.Match[str]) -> str:
+    """Return a link of docs/reference as it is in docs/zh/reference: to the page in Chinese where there is one."""
+    page = link[1].removeprefix("../").partition("#")[0]
+    return link[0] if (ROOT / "docs/zh" / page).is_file() else f"](../{link[1]})"
 
 
 def reference() -> str:
@@ -138,5 +141,4 @@ def _recipe_row(recipe: Recipe) -> str:
 
 def pages() -> dict[Path, str]:
     """Return {path: what the file should hold}."""
-    chinese = filled((ROOT / CHINESE).read_text())
-    return {ROOT / CHINESE: chinese, ROOT / REFERENCE: reference(), ROOT / RECIPES: recipes_page()}
+    return {ROOT / REFERENCE: reference(), ROOT / CHINESE: chinese_reference(), ROOT / RECIPES: recipes_page()}

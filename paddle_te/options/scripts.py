@@ -143,7 +143,7 @@ class Layers:
         default="delayed",
         help="delayed, current or block scaling.",
         doc="`delayed`, `current` or `block` scaling; [which one](../background/fp8.md#scaling)",
-        zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/background/fp8.md#scaling)",
+        zh="`delayed`、`current` 或 `block` scaling；[如何选择](../background/fp8.md#scaling)",
         config=True,
     )
     fp8_amax_history_len: int = option(
@@ -174,7 +174,7 @@ class Layers:
         "[when it pays](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of "
         "128, sequences of a multiple of 16; no packed documents, no key-value cache",
         zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），"
-        "[何时划算](../../docs/background/fp8.md#attention-in-fp8)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
+        "[何时划算](../background/fp8.md#attention-in-fp8)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
         "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
         config=True,
         needs={"use_fp8": True, **DELAYED},
@@ -195,7 +195,7 @@ class Layers:
         doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it "
         "pays](../background/fp8.md#the-head-in-fp8). Each rank's vocabulary a multiple of 16, with block scaling "
         "of 128; not with `--use_fused_linear_cross_entropy`",
-        zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/background/fp8.md#the-head-in-fp8)。"
+        zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../background/fp8.md#the-head-in-fp8)。"
         "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
         config=True,
         needs={"use_fp8": True},
@@ -207,7 +207,7 @@ class Layers:
         doc="decoder layers at either end of the model that compute in 16 bits, as `first:1,last:1`, which is "
         "Megatron's `first_last_layers_bf16`; [when](../background/fp8.md#is-it-healthy)",
         zh="模型首尾以 16 位计算的 decoder 层，如 `first:1,last:1`，即 Megatron 的 `first_last_layers_bf16`；"
-        "[何时使用](../../docs/background/fp8.md#is-it-healthy)",
+        "[何时使用](../background/fp8.md#is-it-healthy)",
         shown="none",
         shown_zh="无",
         config=True,
@@ -225,8 +225,8 @@ class Layers:
         "[what each one saves](../background/recompute.md). Not with `--recompute_granularity full`",
         zh="每个 decoder 层中不保留结果、在反向时重新计算的部分：`layernorm`、`mlp_act`（MLP 的激活函数）、"
         "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`moe_act` 和 `moe`"
-        "（[专家的激活函数，以及专家所在的整个后半层](../../docs/guides/moe.md#memory)）、`core_attn`，可写多个；"
-        "[各节省多少](../../docs/background/recompute.md)。"
+        "（[专家的激活函数，以及专家所在的整个后半层](../guides/moe.md#memory)）、`core_attn`，可写多个；"
+        "[各节省多少](../background/recompute.md)。"
         "不能与 `--recompute_granularity full` 同用",
         config=True,
     )
@@ -237,7 +237,7 @@ class Layers:
         doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
         "flag; [what it saves, and how exact it is](../background/recompute.md#the-activations-input-in-fp8)",
         zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
-        "[节省多少、精度如何](../../docs/background/recompute.md#the-activations-input-in-fp8)",
+        "[节省多少、精度如何](../background/recompute.md#the-activations-input-in-fp8)",
         config=True,
     )
     mlp_chunk_tokens: int = option(
@@ -249,7 +249,7 @@ class Layers:
         "backward, so that what it needs in between takes the memory of one chunk; "
         "[for long sequences](../background/long-sequences.md#the-mlp-in-chunks)",
         zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
-        "[用于长序列](../../docs/background/long-sequences.md#the-mlp-in-chunks)",
+        "[用于长序列](../background/long-sequences.md#the-mlp-in-chunks)",
         config=True,
     )
     moe_aux_loss_coeff: float | None = option(
@@ -259,7 +259,7 @@ class Layers:
         "config.json's router_aux_loss_coef.",
         doc="factor of [the loss that balances the load of experts](../guides/moe.md#training), in each layer that "
         "has some; by default config.json's `router_aux_loss_coef`. Megatron's flag",
-        zh="[平衡专家负载的辅助 loss](../../docs/guides/moe.md#training) 的系数，用于每个含专家的层；"
+        zh="[平衡专家负载的辅助 loss](../guides/moe.md#training) 的系数，用于每个含专家的层；"
         "默认取 config.json 的 `router_aux_loss_coef`。与 Megatron 的同名参数相同",
         config=True,
     )
@@ -292,7 +292,7 @@ class Layers:
         doc="with `--expert_parallel_degree`: each rank gathers all tokens (`allgather`), or tokens go to the ranks of "
         "their experts only (`alltoall`); [which one](../background/parallelism.md#experts)",
         zh="配合 `--expert_parallel_degree`：每个 rank 收集全部 token（`allgather`），或 token 只发往其专家所在的 rank"
-        "（`alltoall`）；[如何选择](../../docs/background/parallelism.md#experts)",
+        "（`alltoall`）；[如何选择](../background/parallelism.md#experts)",
         config=True,
     )
     offload_activations: int = option(
@@ -303,7 +303,7 @@ class Layers:
         doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
         "computing; at most all layers but two. [What to know](../background/offload.md)",
         zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
-        "至多为总层数减二。[说明](../../docs/background/offload.md)",
+        "至多为总层数减二。[说明](../background/offload.md)",
         config=True,
     )
 
@@ -330,7 +330,7 @@ class Parallelism:
         doc="PaddleNLP's; [`OVERLAP=1`](../guides/pretrain.md#overlap) sets it. TE's `NVTE_EXT_MARGIN_SM` (GEMMs), "
         "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
         "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
-        zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](#通信重叠)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
+        zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](../guides/pretrain.md#overlap)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
         "`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
         "（默认不留；在两块 H200 上，留 16 个使一步从 326 ms 变为 337 ms，`NCCL_MAX_CTAS=8` 则为 333 ms）",
     )
@@ -364,7 +364,7 @@ class Memory:
         doc="te and pd: lm_head and loss together, [2048 tokens at a time](../guides/memory.md#a-large-vocabulary); "
         "`none`: "
         "PaddleNLP's own, with its `paddlenlp_kernel`, without TP and PP",
-        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/guides/memory.md#a-large-vocabulary)；"
+        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../guides/memory.md#a-large-vocabulary)；"
         "`none`：PaddleNLP "
         "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
     )
@@ -445,7 +445,7 @@ class Optimizer:
         doc="regular expressions: weights in whose names, as checkpoints have them, one of these is found, are not "
         "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](trainer.md#frozen-weights)",
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
-        "[说明](../../docs/reference/trainer.md#frozen-weights)",
+        "[说明](../reference/trainer.md#frozen-weights)",
     )
     optim_moments: str = option(
         choice(*MOMENTS),
@@ -458,7 +458,7 @@ class Optimizer:
         "[what to know](../background/optimizer-memory.md)",
         zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）或 `int8`"
         "（每 256 个元素一个缩放因子，每个参数节省 6 字节）；"
-        "[说明](../../docs/background/optimizer-memory.md)",
+        "[说明](../background/optimizer-memory.md)",
     )
     master_weights: str = option(
         choice(*MASTER_WEIGHTS),
@@ -470,7 +470,7 @@ class Optimizer:
         "bits that the weight itself does not have, which saves 2 bytes a parameter and loses nothing; "
         "[what to know](../background/optimizer-memory.md)",
         zh="AdamW 保存 bfloat16 权重的 float32 主权重的方式：`float32`，或 `bf16_remainder`，即只保存权重本身没有的 "
-        "16 位（每个参数节省 2 字节，不损失精度）；[说明](../../docs/background/optimizer-memory.md)",
+        "16 位（每个参数节省 2 字节，不损失精度）；[说明](../background/optimizer-memory.md)",
     )
     optimizer_in_backward: str = option(
         choice(*IN_BACKWARD),
@@ -482,7 +482,7 @@ class Optimizer:
         "step before; [what to know](../background/optimizer-memory.md#the-update-in-backward)",
         zh="反向得到一个权重的梯度后立即更新该权重并释放梯度，因此同时只存在一层的梯度：`unclipped`（配合 "
         "`--max_grad_norm 0`），或 `last_norm`，按上一步的范数裁剪；"
-        "[说明](../../docs/background/optimizer-memory.md#the-update-in-backward)",
+        "[说明](../background/optimizer-memory.md#the-update-in-backward)",
     )
     offload_optimizer: float = option(
         FRACTION,
@@ -497,7 +497,7 @@ class Optimizer:
         "[What to know](../background/offload.md#the-optimizers-states)",
         zh="te：AdamW 的主权重和 moment 中的这一比例（0 到 1）放在锁页的主机内存中，每次更新时拷贝到 GPU 再拷回，"
         "与计算同时进行。PaddleNLP 的 `--offload_optim` 在更新前把全部状态拷到 GPU、更新后拷回；二者不能同用。"
-        "[说明](../../docs/background/offload.md#the-optimizers-states)",
+        "[说明](../background/offload.md#the-optimizers-states)",
     )
 
 
@@ -558,7 +558,7 @@ class Run:
         doc="ends training when `--metric_for_best_model`, by default the loss, has not improved in so many "
         "evaluations in a row; [what to know](trainer.md#early-stopping)",
         zh="`--metric_for_best_model`（默认为 loss）连续这么多次评估未改善时结束训练；"
-        "[说明](../../docs/reference/trainer.md#early-stopping)",
+        "[说明](../reference/trainer.md#early-stopping)",
         shown="off",
         shown_zh="关闭",
     )
@@ -569,7 +569,7 @@ class Run:
         doc="checkpoints are written to memory, and from there to the disk while training goes on; "
         "[what to know](../guides/reliability.md#saving-in-the-background)",
         zh="checkpoint 先写入内存，训练继续的同时再写到磁盘；"
-        "[说明](../../docs/guides/reliability.md#saving-in-the-background)",
+        "[说明](../guides/reliability.md#saving-in-the-background)",
     )
     staging_dir: str = option(
         PATH,
@@ -609,7 +609,7 @@ class Run:
         doc="every N steps count for each tensor that becomes fp8 how many numbers vanish, how many are cut off and "
         "how far all move; [how to read it](../background/fp8.md#is-it-healthy)",
         zh="每 N 步统计每个转为 fp8 的张量：多少数变为零、多少数被截断、误差多大；"
-        "[如何解读](../../docs/background/fp8.md#is-it-healthy)",
+        "[如何解读](../background/fp8.md#is-it-healthy)",
         shown="off",
         shown_zh="关闭",
         needs={"use_fp8": True},
@@ -625,7 +625,7 @@ class Run:
         "[what to know](../background/fp8.md#is-it-healthy)",
         zh="配合 `--fp8_statistics`：张量的比例超过限值时告警（`warn`），或从下一步起让所在的层以 16 位计算（`bf16`），"
         "如 `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`；"
-        "[说明](../../docs/background/fp8.md#is-it-healthy)",
+        "[说明](../background/fp8.md#is-it-healthy)",
         shown="off",
         shown_zh="关闭",
         needs={"use_fp8": True},
@@ -748,7 +748,7 @@ class PretrainData:
         help="The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
         doc="the documents in a sequence do not see each other; each ends with the eos token "
         "([how](../background/packing.md)); not with `--fp8_dpa`",
-        zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../../docs/background/packing.md)）；不能与 "
+        zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../background/packing.md)）；不能与 "
         "`--fp8_dpa` 同用",
     )
     reset_position_ids: bool = option(
@@ -936,7 +936,7 @@ class TuningData:
         help="Folder of train* and dev* or validation*: JSON lines or arrays, Parquet, or what datasets' save_to_disk "
         "writes.",
         doc="folder of `train*` and `dev*` or `validation*`; [forms and formats](../guides/fine-tune.md#data)",
-        zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](#对话)",
+        zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](../guides/fine-tune.md#data)",
         shown="–",
     )
     chat_template: str | None = option(
@@ -945,7 +945,7 @@ class TuningData:
         help="File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's "
         "own.",
         doc="file of a Jinja template; `none`: no template; see [conversations](../guides/fine-tune.md#data)",
-        zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
+        zh="Jinja 模板文件；`none`：不用模板；见[对话](../guides/fine-tune.md#data)",
         shown="the tokenizer's",
         shown_zh="tokenizer 自带",
     )
@@ -1000,7 +1000,7 @@ class FinetuneData(TuningData):
         doc="pack samples into sequences of `--max_length`; they do not see each other, and each has positions of its "
         "own ([how](../background/packing.md)); not with `--fp8_dpa`",
         zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
-        "（[说明](../../docs/background/packing.md)）；不能与 `--fp8_dpa` 同用",
+        "（[说明](../background/packing.md)）；不能与 `--fp8_dpa` 同用",
     )
 
 
@@ -1013,7 +1013,7 @@ class PreferenceData(TuningData):
         default=None,
         help="File of preferences to train on, instead of a folder in --dataset_name_or_path. PaddleNLP's name.",
         doc="file to train on, instead of `--dataset_name_or_path`; [forms](../guides/preferences.md#data)",
-        zh="训练文件，代替 `--dataset_name_or_path`；[格式](../../docs/guides/preferences.md#data)",
+        zh="训练文件，代替 `--dataset_name_or_path`；[格式](../guides/preferences.md#data)",
         shown="–",
     )
     dev_dataset_path: str | None = option(
@@ -1071,7 +1071,7 @@ class PairPreference(Preference):
         default="sigmoid",
         help="The loss of a pair.",
         doc="the loss of a pair; [formulas](../guides/preferences.md#losses)",
-        zh="一对回答的损失；[公式](../../docs/guides/preferences.md#losses)",
+        zh="一对回答的损失；[公式](../guides/preferences.md#losses)",
     )
     label_smoothing: float = option(
         number("a number of at least 0 and below 0.5", lambda x: 0 <= x < 0.5),
@@ -1218,7 +1218,7 @@ EVALUATED_MODEL = (
     ),
     _OF["chat_template"].but(
         doc="file of a Jinja template; `none`: no template; see [chats](../guides/generate.md#chats)",
-        zh="Jinja 模板文件；`none`：不用模板；见[对话](#chats)",
+        zh="Jinja 模板文件；`none`：不用模板；见[对话](../guides/fine-tune.md#data)",
     ),
     Option(
         "chat_template_kwargs",
@@ -1237,7 +1237,7 @@ EVALUATION_TASKS = (
         'JSON lines {"text": …}, conversations, whose answers count, or the prefix of a .bin/.idx pair.',
         doc='JSON lines `{"text"}`, [conversations](../guides/generate.md#chats), whose answers count, or a prefix of '
         "`.bin`/`.idx`",
-        zh='JSON lines `{"text"}`；[对话](#chats)，只计回答；或 `.bin`/`.idx` 的前缀',
+        zh='JSON lines `{"text"}`；[对话](../guides/fine-tune.md#data)，只计回答；或 `.bin`/`.idx` 的前缀',
     ),
     Option(
         "boolq",
@@ -1295,7 +1295,7 @@ EVALUATION_TASKS = (
         None,
         'File of prompts: conversations, or {"text": …}.',
         doc='file of prompts: [conversations](../guides/generate.md#chats), or `{"text"}`',
-        zh='存放 prompt 的文件：[对话](#chats)，或 `{"text"}`',
+        zh='存放 prompt 的文件：[对话](../guides/fine-tune.md#data)，或 `{"text"}`',
     ),
     Option(
         "apply_chat_template",
@@ -1303,7 +1303,7 @@ EVALUATION_TASKS = (
         False,
         "Make a chat of each prompt that is a text, and of the harness's prompts.",
         doc="make a [chat](../guides/generate.md#chats) of each prompt that is a text, and of the harness's prompts",
-        zh="把每个文本 prompt 以及 harness 的 prompt 变为[对话](#chats)",
+        zh="把每个文本 prompt 以及 harness 的 prompt 变为[对话](../guides/fine-tune.md#data)",
     ),
     Option(
         "system_instruction",

@@ -34,12 +34,13 @@ class _CrossEntropy(PyLayer):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, ignore_index: int, tp: Ranks | None) -> Tensor:
         losses = _Losses(logits, labels, ignore_index, tp)
-        ctx.saved = logits, losses
+        ctx.save_for_backward(logits)
+        ctx.losses = losses
         return losses.loss.detach()  # itself would keep ctx alive
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # Paddle takes None, too
-        (logits, losses), ctx.saved = ctx.saved, None  # Paddle keeps the ctx of a backward that fails
+        (logits,), losses, ctx.losses = ctx.saved_tensor(), ctx.losses, None
         return losses.gradient(logits, dense(dloss)), None
 
 
