@@ -456,8 +456,7 @@ VARIABLES = (
         help="devices that share sequences, by an exchange of attention's heads (Ulysses)",
         doc="devices that [share each sequence](../background/long-sequences.md), by an exchange of attention's heads "
         "(DeepSpeed-Ulysses)",
-        zh="[共享一个序列](../background/long-sequences.md)的设备数，attention 前后交换 "
-        "head（DeepSpeed-Ulysses）",
+        zh="[共享一个序列](../background/long-sequences.md)的设备数，attention 前后交换 head（DeepSpeed-Ulysses）",
         passed=True,
     ),
     _as(
@@ -502,8 +501,7 @@ VARIABLES = (
         "of a dry run for another machine: its GPUs, for auto and the check of memory; found if not given",
         doc="`h100` or `h200`: the GPUs that a `DRY_RUN` is for, for `auto` and [the check of "
         "memory](../guides/plan.md#before-a-job-starts)",
-        zh="`h100` 或 `h200`：`DRY_RUN` 所针对的 GPU，用于 `auto` 和"
-        "[显存检查](../guides/plan.md#before-a-job-starts)",
+        zh="`h100` 或 `h200`：`DRY_RUN` 所针对的 GPU，用于 `auto` 和[显存检查](../guides/plan.md#before-a-job-starts)",
         shown="those that are here",
         shown_zh="本机的 GPU",
     ),
@@ -718,8 +716,8 @@ PRETRAIN_VARIABLES = (
             doc="1: sharding's communication [during computation](../guides/pretrain.md#overlap), in stage1 and "
             "stage2, with LOGGING_STEPS "
             "of 2 or more; `auto`: where that can be, and one line in the log says so, or why not",
-            zh="1：sharding 的通信[与计算重叠](../guides/pretrain.md#overlap)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大；"
-            "`auto`：条件满足时开启，日志中有一行说明是否开启及原因",
+            zh="1：sharding 的通信[与计算重叠](../guides/pretrain.md#overlap)，用于 stage1 和 stage2，"
+            "LOGGING_STEPS 须为 2 或更大；`auto`：条件满足时开启，日志中有一行说明是否开启及原因",
         )
     ),
 )

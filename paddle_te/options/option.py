@@ -151,8 +151,8 @@ class Option:
 
     name: of the flag without its dashes, of the launcher's argument, or of the variable (in capitals).
     default: None where nothing is chosen; REQUIRED where something must be.
-    help: for --help. doc: for docs/reference/options.md, in Markdown; if left out, help. zh: the same in Chinese,
-        for docs/zh/reference/options.md; if left out, doc. shown, shown_zh: what the tables say is the default, where the
+    help: for --help. doc: for docs/reference/options.md, in Markdown; if left out, help. zh: the same in Chinese, for
+        docs/zh/reference/options.md; if left out, doc. shown, shown_zh: what the tables say is the default, where the
         value does not say it.
     flag: of the launcher's: the script's flag that it is another name for. passed: the flag gets the value as it is.
     config: whether it decides on the model's layers and goes into the model's configuration (config.json).

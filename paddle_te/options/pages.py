@@ -1,5 +1,4 @@
-"""Make the pages of options and recipes: docs/reference/options.md, in Chinese docs/zh/reference/options.md, and
-docs/reference/recipes.md."""
+"""Make the pages of options, in English and in Chinese, and of recipes: docs/reference and docs/zh/reference."""
 
 from __future__ import annotations
 
@@ -64,9 +63,10 @@ def chinese_reference() -> str:
         what = _what(name)
         head = _HEADS[what]
         rows = [_chinese_row(option, what, position) for position, option in enumerate(options, 1)]
-        title = name.replace(", variables", "，环境变量").replace(", ", "、")
         anchor = re.sub(r"[^\w -]", "", name).replace(" ", "-")  # the English heading's
-        parts += [f'<a id="{anchor}"></a>', f"## {title}", "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])]
+        title = name.replace(", variables", "，环境变量").replace(", ", "、")
+        table = "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
+        parts += [f'<a id="{anchor}"></a>', f"## {title}", table]
     return "\n\n".join(parts) + "\n"
 
 
