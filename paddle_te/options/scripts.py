@@ -331,7 +331,8 @@ class Parallelism:
         "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
         "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
         zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[预训练](../guides/pretrain.md#overlap)。"
-        "TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
+        "TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
         "（默认不留；在两块 H200 上，留 16 个使一步从 326 ms 变为 337 ms，`NCCL_MAX_CTAS=8` 则为 333 ms）",
     )
     pp_recompute_interval: int = theirs(whole(0, limit=2**16), default=1)
