@@ -285,7 +285,7 @@ def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:
     dropout, sliding = words("hidden_dropout_prob") or 0.0, _sliding(words)
     kinds = [(is_sliding, _is_sparse(words, number)) for number, is_sliding in enumerate(sliding)]
     layers = {}
-    for is_sliding, sparse in {*kinds}:
+    for is_sliding, sparse in dict.fromkeys(kinds):
         feed_forward = _experts(words) if sparse else _dense(words)
         attention = _attention(words, is_sliding)
         scale = words("residual_multiplier") or 1.0

@@ -57,11 +57,9 @@ def held_by(optimizer: Any, parameters: Iterable[Tensor]) -> dict[str, Held]:
         if isinstance(layer, DygraphShardingOptimizerV2):
             return _held_in_buckets(layer)
         if isinstance(layer, DygraphShardingOptimizer):
-            mine = {p.name for p in layer._rank2params[layer._sharding_rank]}
-            return {name: Held(name) for name in mine}
+            return {p.name: Held(p.name) for p in layer._rank2params[layer._sharding_rank]}
         if isinstance(layer, GroupShardedOptimizerStage2):
-            mine = {name for name, rank in layer.param2rank.items() if rank == layer._rank}
-            return {name: Held(name) for name in mine}
+            return {name: Held(name) for name, rank in layer.param2rank.items() if rank == layer._rank}
         group = vars(layer).get("_group") or group
     return {p.name: _held_in_slices(p, group) for p in parameters if not p.stop_gradient}
 

@@ -40,6 +40,6 @@ def without_unsupported(values: Mapping[str, object]) -> dict[str, object]:
             raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
     gone = {*UNSUPPORTED, *EXPANDED, *WITHOUT_EFFECT}
     kept = {name: value for name, value in values.items() if name not in gone}
-    for name in EXPANDED.keys() & values.keys():
-        kept |= {} if asks_for_nothing(values[name], False) else EXPANDED[name]
+    for name, expanded in EXPANDED.items():
+        kept |= {} if asks_for_nothing(values.get(name, False), False) else expanded
     return kept

@@ -54,7 +54,8 @@ def without_removed(values: Mapping[str, object]) -> dict[str, object]:
     Raises:
         ValueError: one of them asks for something.
     """
-    check_removed(name for name in values.keys() & REMOVED if not asks_for_nothing(values[name], REMOVED[name].nothing))
+    removed = [name for name in values if name in REMOVED]
+    check_removed(name for name in removed if not asks_for_nothing(values[name], REMOVED[name].nothing))
     return {name: value for name, value in values.items() if name not in REMOVED}
 
 

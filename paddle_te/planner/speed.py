@@ -200,7 +200,7 @@ def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float
     """
     again, times = layout.recomputed_modules, 0.0
     if layout.mlp_in_chunks:
-        again = tuple({*again} - {"mlp", "mlp_act"})  # `chunks_ms` has them
+        again = tuple(part for part in again if part not in ("mlp", "mlp_act"))  # `chunks_ms` has them
     norm, activation = 4 * model.hidden, 2.0 * model.fc1 + 2 * model.ffn  # bytes a token
     if layout.stores_input_in_fp8 and model.gated:  # with LoRA the gradient's kernel, which reads it anyhow, writes it
         activation = (0 if layout.lora else MXFP8 * model.fc1) + 2 * model.ffn

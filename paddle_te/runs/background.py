@@ -86,7 +86,7 @@ def check_room(shares: Iterable[tuple[FileSystem, int, int]], staging_dir: str |
 
     shares: for each rank (`file_system`, the bytes that it will write, `free_bytes`).
     """
-    for system in {system for system, _, _ in shares}:
+    for system in dict.fromkeys(system for system, _, _ in shares):
         needed = sum(share for where, share, _ in shares if where == system)
         free = min(free for where, _, free in shares if where == system)
         if needed > free:

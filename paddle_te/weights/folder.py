@@ -301,7 +301,7 @@ def read_index(path: Path, file_format: ModuleType) -> tuple[dict[str, TensorRef
     for key, name in weight_map.items():
         if key not in tensors or tensors[key].path.name != name:
             raise CheckpointError(f"{path.parent / name}: has no tensor {key!r}, which {path.name} names")
-    for key in tensors.keys() - weight_map.keys():
+    for key in sorted(tensors.keys() - weight_map.keys()):
         raise CheckpointError(f"{path}: does not name {key!r}, which is in {tensors[key].path.name}")
     return tensors, index
 

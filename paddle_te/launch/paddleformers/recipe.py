@@ -132,8 +132,8 @@ def recipe_text(
     Raises LaunchError for a flag without a counterpart.
     """
     given, said = _typed(words.printed(flags)), _typed(extra)
-    for name in said.keys() & _LAUNCHERS:
-        if said[name] not in (False, 0):
+    for name, value in said.items():
+        if name in _LAUNCHERS and value not in (False, 0):
             raise LaunchError(f"EXTRA_ARGS: --{name}: with PaddleFormers say it by {_LAUNCHERS[name]}")
     given |= said
     for name, nothing in _REFUSED.items():

@@ -57,7 +57,7 @@ class PaddleTE(HarnessModel, LM):
 
 def _arguments(given: dict[str, Any]) -> EvaluatedModel:
     if others := given.keys() - EvaluatedModel.__options__.keys():
-        names = ", ".join([*_NAMES, *(EvaluatedModel.__options__.keys() - _NAMES.values())])
+        names = ", ".join([*_NAMES, *(name for name in EvaluatedModel.__options__ if name not in _NAMES.values())])
         raise ValueError(f"--model_args {', '.join(sorted(others))}: there is no such name; there are {names}")
     if "model_name_or_path" not in given:
         raise ValueError("--model_args: give pretrained=FOLDER, the checkpoint's")
