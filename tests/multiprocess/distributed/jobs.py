@@ -50,7 +50,7 @@ LAYOUTS = {
 BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
 PARTS = {
     "bf16": BF16,
-    "fp8": BF16 | dict(use_fp8=True, fp8_statistics=3),
+    "fp8": BF16 | dict(use_fp8=True, fp8_statistics=1),
     "dpa": dict(fp8_dpa=True, fp8_skip_layers="last:1"),
     # all decoder layers leave fp8 when the checkpoint is saved
     "head": dict(fp8_lm_head=True, fp8_statistics=2, fp8_fallback="bf16:relative_error=0.01"),

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.multiprocess.distributed import jobs
@@ -127,27 +128,32 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     check_wide(runs, references[layers])
     check_fp8(runs, references[layers])
     check_states(runs, references[layers])
-    for name in {*RESUMED} & {*names}:
+    for name in in_both(RESUMED, names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, references[layers]["pd"].sizes[0])
 
 
+def in_both(names, runs):
+    """Those of `names` that a layout has trained."""
+    return [name for name in names if name in runs]
+
+
 def check_wide(runs, reference):
     """float32 and bf16, and what they are combined with."""
-    for name in {*FLOAT32, *RECOMPUTED} & runs.keys():
+    for name in in_both([*FLOAT32, *RECOMPUTED], runs):
         jobs.check_same(runs[name], reference[name if name == TIGHT else name.partition("_")[0]], 1e-5, 1e-5)
     assert jobs.loss_difference(runs[TIGHT], reference["pd"]) > 1e-3  # it was clipped
     assert all(rank["clips_in_adamw"] for rank in runs[TIGHT].sizes)
-    for name in {*BF16} & runs.keys():
+    for name in in_both(BF16, runs):
         jobs.check_same(runs[name], reference[name], 5e-3, 2e-2)
     if HALF in runs:
         jobs.check_same(runs[HALF], reference["pd_bf16"], 5e-3, 2e-2)
         assert runs[HALF].losses != runs["pd_bf16"].losses
-    for name in FUSED.keys() & runs.keys():
+    for name in in_both(FUSED, runs):
         plain = FUSED[name]
         jobs.check_same(runs[name], reference[plain], *((1e-5, 1e-5) if plain == "pd" else (5e-3, 2e-2)))
         assert (runs[name].weights["lm_head.weight"] != runs[plain].weights["lm_head.weight"]).any()  # it was fused
-    for name in PACKED.keys() & runs.keys():
+    for name in in_both(PACKED, runs):
         packed_reference, *tolerances = PACKED[name]
         jobs.check_same(runs[name], reference[packed_reference], *tolerances)
     for name, *tolerances in ((SMOOTH_FROZEN, 1e-5, 1e-5), (TE_FROZEN, 5e-3, 2e-2)):
@@ -158,12 +164,12 @@ def check_wide(runs, reference):
 
 def check_fp8(runs, reference):
     jobs.check_same(runs[FP8], reference[FP8], 4e-3, 1e-1)
-    for name in {FP8, ATTENTION[0], HEAD} & runs.keys():
+    for name in in_both([FP8, ATTENTION[0], HEAD], runs):
         check_statistics(runs[name].statistics, reference[name].statistics)
     assert "te_bf16" not in runs or runs[FP8].losses != runs["te_bf16"].losses
-    for name in {*FP8_RECOMPUTED} & runs.keys():
+    for name in in_both(FP8_RECOMPUTED, runs):
         assert runs[name].losses == runs[FP8].losses
-    for name in {*ATTENTION} & runs.keys():
+    for name in in_both(ATTENTION, runs):
         jobs.check_same(runs[name], reference[ATTENTION[0]], 4e-3, 1e-1)
         assert runs[name].losses == runs[ATTENTION[0]].losses != runs[FP8].losses
     if HEAD in runs:
@@ -177,26 +183,37 @@ def check_fp8(runs, reference):
 def check_statistics(found, wanted):
     """Ranks that share weights and tokens, and stages, say together what one process says.
 
-    Gradients have parted somewhat by the counted step, and are as many times greater as ranks have tokens of their own.
+    In the first step that is the same of all weights and of the first layer's input. All else parts: where bfloat16
+    rounds otherwise, fp8 may take its neighbour, which is 6 % away. In 78 runs from 6 seeds of the weights the
+    greatest number of a tensor was at most 0.11 off, and 0.014 in a step's mean.
     """
     assert found.steps.keys() == wanted.steps.keys() and found.steps
     assert found.in_16_bits.keys() == wanted.in_16_bits.keys()
     for step, tensors in wanted.steps.items():
         assert found.steps[step].keys() == tensors.keys()
         for tensor, want in tensors.items():
-            got = found.steps[step][tensor]
-            if not tensor.endswith("grad_output"):
-                # the greatest number of few tokens, in step 3 of runs that part: 0.11 was seen
-                assert abs(got["amax"] / want["amax"] - 1) < 0.25, (step, tensor, got, want)
-            # what attention in fp8 gives lies on a grid, which another scale moves; twice e4m3's error is 0.045
-            assert abs(got["relative_error"] - want["relative_error"]) < 1.5e-2, (step, tensor, got, want)
-            assert abs(got["underflows"] - want["underflows"]) < 5e-3, (step, tensor, got, want)
-            assert abs(got["range"] / want["range"] - 1) < 0.5, (step, tensor, got, want)
+            check_shares(step, tensor, found.steps[step][tensor], want)
+        # gradients are as many times greater as ranks have tokens of their own
+        amaxes = {name: want["amax"] for name, want in tensors.items() if not name.endswith("grad_output")}
+        apart = {name: abs(found.steps[step][name]["amax"] / amax - 1) for name, amax in amaxes.items()}
+        assert max(apart.values()) < 0.17 and np.mean([*apart.values()]) < 0.025, (step, apart)
+        same = [apart[name] for name in apart if name == "0.qkv.input" or name.endswith("weight")]
+        assert step > 1 or len(same) > 3 and max(same) == 0, apart
+
+
+def check_shares(step, tensor, got, want):
+    """What becomes of a tensor's numbers; the greatest differences are of the same runs."""
+    where = step, tensor, got, want
+    # what attention in fp8 gives lies on a grid, which another scale moves: 0.016 of twice e4m3's 0.0225; others: 0.001
+    bound = 2.5e-2 if tensor.endswith(("proj.input", "qkv.grad_output")) else 2e-3
+    assert abs(got["relative_error"] - want["relative_error"]) < bound, where
+    assert abs(got["underflows"] - want["underflows"]) < 2e-3, where  # 0.0008
+    assert step == 1 or abs(got["range"] / want["range"] - 1) < 0.5, where  # 0.32; the first scales are of no amax
 
 
 def check_states(runs, reference):
     """The optimizer's states, and when it updates."""
-    for name in {*COMPACT} & runs.keys():
+    for name in in_both(COMPACT, runs):
         jobs.check_same(runs[name], reference["none_bf16"], 5e-3, 2e-2)
         for rank, plain in zip(runs[name].sizes, runs["none_bf16"].sizes, strict=True):
             if name == COMPACT[0]:
