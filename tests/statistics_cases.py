@@ -97,7 +97,8 @@ def check_beside_numpy(device, backend, name, seed):
         np.testing.assert_allclose((got.scale_min, got.scale_max), (scales.min(), scales.max()), rtol=1e-6)
         np.testing.assert_allclose((got.underflows, got.saturated), want[:2], rtol=1e-3)
         np.testing.assert_allclose(got.relative_error, want[2], rtol=1e-4)
-        assert got.underflows > 0.003 and (got.saturated > 0) == (name == "delayed")
+        assert got.underflows > 0.0015  # 100 seeds: at least 0.0026
+        assert (got.saturated > 0) == (name == "delayed")
         if name in ("delayed", "first_step"):
             np.testing.assert_allclose(got.range, grown, rtol=1e-6)
         else:
@@ -129,9 +130,9 @@ def check_beside_pd(device, kind, name, seed):
     assert set(te) == set(pd) and len(te) % 3 == 0 and len(te) >= 6
     for place, got in te.items():
         want = pd[place]
-        assert abs(got.amax / want.amax - 1) < 0.05, place
+        assert abs(got.amax / want.amax - 1) < 0.08, place  # 20 seeds of all kinds: 0.052
         # a first token's queries and keys have no gradient, of which float32 leaves noise that vanishes
-        within = 0.02 if "qkv" in place.module and place.tensor == "grad_output" else 0.002
+        within = 0.02 if "qkv" in place.module and place.tensor == "grad_output" else 0.0025  # 0.0104 and 0.0014
         assert abs(got.relative_error - want.relative_error) < within, place
         assert abs(got.underflows - want.underflows) < within, place
         assert abs(got.saturated - want.saturated) < 0.002, place

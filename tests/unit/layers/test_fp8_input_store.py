@@ -50,8 +50,9 @@ def test_the_gradients_error(seed, recipe, adapter):
     check_the_gradients_error(train(seed, "paddle", None, adapter), seed, recipe, adapter)
 
 
+# 38 seeds: at most 0.032 in 16 bits and 0.085 in fp8
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-@pytest.mark.parametrize("recipe, bound", [("16bits", 0.045), ("delayed", 0.1), ("current", 0.1), ("block", 0.1)])
+@pytest.mark.parametrize("recipe, bound", [("16bits", 0.05), ("delayed", 0.13), ("current", 0.13), ("block", 0.13)])
 def test_te_computes_what_pd_does(seed, recipe, bound, adapter):
     """pd rounds in plain Paddle operations. Where bfloat16 rounds to another neighbour of what is stored, or fp8 does,
     the two differ by that."""

