@@ -1,20 +1,17 @@
-"""Shared by all tests: Paddle on the CPU, fresh seeds that a failing test prints, small models, GPU tests' skip."""
+"""Shared by all tests: Paddle on the CPU, a seed that a failing test prints, small models, GPU tests' skip."""
 
 import ctypes
 import faulthandler
 import os
-import random
 import shutil
 import signal
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests import processes
+from tests import processes, seeds
 from tests.nvgpu_processes import build_host
 from tests.sizes import TINY
 
@@ -41,6 +38,7 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.terminal_stderr = os.dup(2)  # nothing is captured yet
     processes.environment_of_children(os.environ)
+    seeds.settle(os.environ)
     if WARM_STARTS not in os.environ:
         config.warm_starts = tempfile.mkdtemp(prefix="warm-starts-", dir="/tmp")  # sockets' paths must be short
         os.environ[WARM_STARTS] = config.warm_starts
@@ -101,18 +99,22 @@ def warm_host(nvgpu_host, warm_start):
     return nvgpu_host | warm_start
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def seed(request):
-    """A seed, set everywhere and printed: each test's own, the same in each run. PADDLE_TE_SEED: another, or fresh."""
-    import paddle
-
-    given = os.environ.get("PADDLE_TE_SEED") or zlib.crc32(request.node.nodeid.encode()) % 2**24
-    value = int.from_bytes(os.urandom(3), "little") if given == "fresh" else int(given)
-    print(f"PADDLE_TE_SEED={value}")
-    random.seed(value)
-    np.random.seed(value)
-    paddle.seed(value)
+    """A seed, set everywhere: each test's own, which follows from its name and PADDLE_TE_SEED (a number, or fresh)."""
+    value = seeds.seed_of(request.node.nodeid)
+    print(f"{seeds.VARIABLE}={os.environ[seeds.VARIABLE]}")
+    seeds.set_seed(value)
     return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    """A module's fixtures draw the same whichever test asks first; a session's only start programs."""
+    if fixturedef.scope not in ("class", "module", "package"):
+        return (yield)
+    with seeds.drawing_for(f"{request.node.nodeid}::{fixturedef.argname}"):
+        return (yield)
 
 
 @pytest.fixture

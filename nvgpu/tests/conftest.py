@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests import nvgpu_processes, processes
+from tests import nvgpu_processes, processes, seeds
 from tests.nvgpu_processes import fake_cupti
 
 __all__ = ["fake_cupti"]  # a fixture
@@ -12,6 +12,7 @@ __all__ = ["fake_cupti"]  # a fixture
 
 def pytest_configure():
     processes.environment_of_children(os.environ)
+    seeds.settle(os.environ)
 
 
 @pytest.fixture(scope="session")

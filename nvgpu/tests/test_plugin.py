@@ -4,7 +4,6 @@ The plug-in is loaded when Paddle is imported, so everything runs in processes o
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests import nvgpu_processes
+from tests import nvgpu_processes, seeds
 from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, run, run_ranks
 
 # ---- kernels
@@ -20,9 +19,7 @@ from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, run, run_
 
 @pytest.fixture(scope="module")
 def cases(plugin):
-    seed = int.from_bytes(os.urandom(3), "little")
-    print(f"seed {seed}")
-    result = run(plugin, ROOT / "tests/nvgpu_cases.py", seed)
+    result = run(plugin, ROOT / "tests/nvgpu_cases.py", seeds.seed_of("nvgpu_cases"))
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -21,7 +21,7 @@ def _repairs():
 
 
 @pytest.fixture
-def gpu():
+def gpu(seed):
     """Paddle on the GPU for one test; its name."""
     import paddle
 
@@ -29,6 +29,7 @@ def gpu():
     if name is None:
         pytest.skip(f"this Paddle has no GPU device (CUSTOM_DEVICE_ROOT={os.environ.get('CUSTOM_DEVICE_ROOT')})")
     paddle.set_device(name)
+    paddle.seed(seed)  # the device has a generator of its own
     yield name
     paddle.set_device("cpu")
 

@@ -18,7 +18,7 @@ from tests.te_weights import relative, te_weights
 
 def weights_in(folder):
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    return {name: array for file in {*index.values()} for name, array in load_file(folder / file).items()}
+    return {name: array for file in dict.fromkeys(index.values()) for name, array in load_file(folder / file).items()}
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

@@ -96,7 +96,7 @@ LORA = dict(stage="SFT", fine_tuning="lora", lora_rank=4)
 
 def adapter_in(folder):
     index = json.loads((folder / "peft_model.safetensors.index.json").read_text())["weight_map"]
-    return {name: array for file in {*index.values()} for name, array in load_file(folder / file).items()}
+    return {name: array for file in dict.fromkeys(index.values()) for name, array in load_file(folder / file).items()}
 
 
 def test_lora_trains_alike_and_is_merged(losses, model_folder, tmp_path):

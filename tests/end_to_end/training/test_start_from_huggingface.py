@@ -32,7 +32,7 @@ def folders(tmp_path, rng_of_weights):
     hf.mkdir()
     state = hf_state(model)
     names = {name: f"model-0000{1 + ('layers.1' in name)}-of-00002.safetensors" for name in state}
-    for file in set(names.values()):
+    for file in sorted(set(names.values())):
         save_file({n: state[n] for n in state if names[n] == file}, hf / file, metadata={"format": "pt"})
     (hf / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     theirs = dict(transformers_version="4.46.0", torch_dtype="float32", rms_norm_eps=1e-5, **ROPE)

@@ -52,7 +52,7 @@ def spread(folder):
         index_file = folder / f"{stem}.safetensors.index.json"
         stage = {name: 1 + (order.index(name.partition("/")[0]) >= len(order) // 2) for name in tensors}
         weight_map = {name: f"{stem}-{n:05d}-of-00002.safetensors" for name, n in stage.items()}
-        for file in set(weight_map.values()):
+        for file in sorted(set(weight_map.values())):
             mine = {name: tensors[name] for name in tensors if weight_map[name] == file}
             save_file(mine, folder / file, metadata={"format": "np"})
         index_file.write_text(json.dumps(json.loads(index_file.read_text()) | {"weight_map": weight_map}))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,7 @@ def saver(staging):
 
 def stage(saver, name="checkpoint-7"):
     """Random files in the staging folder: ({name: bytes}, folder)."""
-    contents = {f"{part}.{saver.rank}": os.urandom(3000) for part in ("weights", "inner/optimizer")}
+    contents = {f"{part}.{saver.rank}": random.randbytes(3000) for part in ("weights", "inner/optimizer")}
     staged = saver.folder / name
     (staged / "inner").mkdir(parents=True)
     for path, content in contents.items():

@@ -75,8 +75,7 @@ def test_as_transformers_computed_it(family):
 
 
 @pytest.mark.skipif(not PYTHON, reason="PEERS=1 installs transformers")
-def test_as_transformers_computes_it():
-    seed = np.random.randint(10**6)
+def test_as_transformers_computes_it(seed):
     root = Path(__file__).parents[3]
     command = [PYTHON, "-m", "tests.moe_peers", str(seed)]
     answers = json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)

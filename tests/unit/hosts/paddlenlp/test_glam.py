@@ -120,8 +120,7 @@ def test_as_gpt2_with_experts_computed_it(name):
 
 
 @pytest.mark.skipif(not PYTHON, reason="PEERS=1 installs transformers")
-def test_as_gpt2_with_experts_computes_it():
-    seed = np.random.randint(10**6)
+def test_as_gpt2_with_experts_computes_it(seed):
     command = [PYTHON, "-m", "tests.glam_peers", str(seed)]
     root = Path(__file__).parents[4]
     answers = json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)

@@ -85,8 +85,7 @@ def test_as_transformers_computed_it(folder, name):
 
 
 @pytest.mark.skipif(not PYTHON, reason="PEERS=1 installs transformers")
-def test_as_transformers_computes_it(tmp_path):
-    seed = np.random.randint(10**6)
+def test_as_transformers_computes_it(tmp_path, seed):
     root = Path(__file__).parents[4]
     command = [PYTHON, "-m", "tests.model_peers", str(seed)]
     answers = json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)
