@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
+from paddle.autograd import PyLayer
 
 from paddle_te.ops.moe import SMALL, Routing
 
@@ -22,6 +25,16 @@ def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -
     choice = scores.detach() if expert_bias is None else scores.detach() + expert_bias
     routing_map = _chosen(choice, routing)
     return _probabilities(scores, routing_map, routing) * routing.scaling_factor, routing_map
+
+
+def apply_routing(function: type[PyLayer], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Apply a PyLayer that makes (probs, routing_map); the map gets no gradient.
+
+    `ctx.mark_non_differentiable` would say the same, but ctx would then hold the map, whose graph holds ctx: what was
+    computed until then would stay in memory for good where no backward follows, as after an error.
+    """
+    probs, routing_map = function.apply(*arguments)
+    return probs, routing_map.detach()
 
 
 def _scores(logits: Tensor, routing: Routing) -> Tensor:

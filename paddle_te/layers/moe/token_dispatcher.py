@@ -13,6 +13,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.distributed import ExpertParallel, TensorParallel
+from paddle_te.ops.routing import apply_routing
 
 STEPS = 8  # a rank's tokens are divided by; see `MoEAlltoAllTokenDispatcher`
 
@@ -78,7 +79,7 @@ class MoEAllGatherTokenDispatcher:
         """Return all tokens."""
         ranks = self.ranks
         if ranks.sequence_parallel:
-            return Arrived(ranks.enter(x), *_ExchangeColumns.apply(probs, routing_map, ranks))
+            return Arrived(ranks.enter(x), *apply_routing(_ExchangeColumns, probs, routing_map, ranks))
         local = probs.shape[1] // ranks.size
         mine = slice(ranks.rank * local, (ranks.rank + 1) * local)
         # each rank has the gradients of its own experts' probabilities; their sum is the router's
@@ -109,7 +110,7 @@ class _ExchangeColumns(PyLayer):
         ctx.ranks, (tokens, experts) = ranks, probs.shape
         columns = _marked(probs, routing_map).reshape([tokens, ranks.size, -1]).transpose([1, 0, 2])
         found = _unmarked(ranks.all_to_all(columns.reshape([-1, experts // ranks.size])))
-        ctx.mark_non_differentiable(found[1])
+        ctx.set_materialize_grads(False)
         return found
 
     @staticmethod
@@ -134,7 +135,7 @@ class MoEAlltoAllTokenDispatcher:
         """Return the tokens that have experts here."""
         routes = self._routes(routing_map)
         tokens = _ToExperts.apply(x, routes)
-        probs, routing_map = _ProbsToExperts.apply(probs, routing_map, routes)
+        probs, routing_map = apply_routing(_ProbsToExperts, probs, routing_map, routes)
         return Arrived(tokens, probs, routing_map, routes)
 
     def combine(self, y: Tensor, arrived: Arrived) -> Tensor:
@@ -220,7 +221,7 @@ class _ProbsToExperts(PyLayer):
         of_ranks = _marked(probs, routing_map).reshape([-1, probs.shape[1] // size])
         rows = of_ranks.index_select(routes.tokens * size + routes.targets, 0)
         found = _unmarked(_sent(rows, routes, -1.0))
-        ctx.mark_non_differentiable(found[1])
+        ctx.set_materialize_grads(False)
         return found
 
     @staticmethod

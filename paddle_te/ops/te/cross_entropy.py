@@ -34,13 +34,12 @@ class _CrossEntropy(PyLayer):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, ignore_index: int, tp: Ranks | None) -> Tensor:
         losses = _Losses(logits, labels, ignore_index, tp)
-        ctx.save_for_backward(logits)
-        ctx.losses = losses
+        ctx.saved = logits, losses
         return losses.loss.detach()  # itself would keep ctx alive
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # Paddle takes None, too
-        (logits,), losses, ctx.losses = ctx.saved_tensor(), ctx.losses, None
+        (logits, losses), ctx.saved = ctx.saved, None  # Paddle keeps the ctx of a backward that fails
         return losses.gradient(logits, dense(dloss)), None
 
 

@@ -16,8 +16,8 @@ from paddle.autograd import PyLayer
 from paddle_te.native import addition
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
 from paddle_te.ops.moe import Routing
+from paddle_te.ops.routing import apply_routing, limit_experts, shares_of
 from paddle_te.ops.routing import balance_loss as of_shares
-from paddle_te.ops.routing import limit_experts, shares_of
 from paddle_te.ops.routing import route as in_paddle
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.experts import check_experts, check_supported, experts_mlp, grouped_linear
@@ -139,7 +139,7 @@ class _Route(PyLayer):
             rt.stream,
         )
         ctx.saved, ctx.routing, ctx.has_bias = (routing_map.detach(), scores), routing, expert_bias is not None
-        ctx.mark_non_differentiable(routing_map)
+        ctx.set_materialize_grads(False)
         return probs, routing_map
 
     @staticmethod
@@ -171,7 +171,7 @@ def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -
         check_tensor("expert_bias", expert_bias, [logits.shape[1]], paddle.float32)
     if routing.group_topk and routing.group_topk * routing.best_of_group != routing.topk:
         return in_paddle(logits, routing, expert_bias)
-    return _Route.apply(dense(logits), expert_bias, routing)
+    return apply_routing(_Route, dense(logits), expert_bias, routing)
 
 
 def balance_loss(logits: Tensor, routing: Routing, sequences: int = 1) -> Tensor:

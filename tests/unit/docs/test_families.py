@@ -1,7 +1,6 @@
-"""docs/background/architecture.md says what each family of models costs in lines; here they are counted."""
+"""A family of models costs few lines of its own: docs/background/architecture.md."""
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ import pytest
 from paddle_te.configs.families import FAMILIES
 from paddle_te.configs.schema import SCHEMAS
 
-ROOT = Path(__file__).parents[3]
-PACKAGE = ROOT / "paddle_te"
+PACKAGE = Path(__file__).parents[3] / "paddle_te"
 MOST = 200  # lines: a family that costs more shows that what is shared is cut in the wrong places
 
 
@@ -55,8 +53,5 @@ def weights_lines(family):
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_lines_of_a_family(family):
-    text = (ROOT / "docs/background/architecture.md").read_text()
-    (row,) = re.findall(rf"^\| {family.title} \|(.*)\|$", text, re.MULTILINE)
     counted = [count(family.model_type) for count in (folder_lines, row_lines, record_lines, weights_lines)]
-    assert [int(cell) for cell in row.split("|")] == [*counted, sum(counted)]
     assert sum(counted) <= MOST
