@@ -1,5 +1,4 @@
-"""Print the errors of one rounding of AdamW's moments to 8 bits, by NumPy: the table in
-docs/background/optimizer-memory.md.
+"""Print the errors of one rounding of AdamW's moments to 8 bits, by NumPy.
 
 Blocks of 256 elements whose gradients are normal, with sizes that are log-normal within a block; moments as AdamW has
 them after many steps with beta1 0.9 and beta2 0.999. Error of the first moment: of moment / root, root mean square over
