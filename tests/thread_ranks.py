@@ -69,6 +69,11 @@ class Group:
         assert group is self
         paddle.assign(paddle.stack(self.exchange(int(threading.current_thread().name), x.clone())).max(0), x)
 
+    def add(self, x, op=None, group=None):
+        """As `take_greatest`, of sums."""
+        assert group is self
+        paddle.assign(total(self.exchange(int(threading.current_thread().name), x.clone())), x)
+
     def run(self, function):
         """[function(rank)] of all ranks."""
         results, device = {}, paddle.get_device()

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 
 import paddle.distributed as dist
 from paddle import nn
-from paddle.distributed.communication.group import Group
 
-from paddle_te.distributed import gather_objects, row_groups, sequence_group
+from paddle_te.distributed import gather_objects, row_groups
 from paddle_te.layers.moe import MoEAuxLossAutoScaler, TopKRouter, update_expert_bias
 
 # What the log says of each rank's last micro-batch: tokens of the busiest expert over the mean of all, in the layer
 # where that is greatest; the share of all pairs of a token and an expert that moe_expert_capacity_factor has dropped;
-# and the loss that balances the load, with its coefficient, the mean over the layers
-ROUTING = ("expert_load", "dropped_tokens", "moe_aux_loss")
+# and, with their coefficients, the means over the layers of the loss that balances the load and of the z-loss
+ROUTING = ("expert_load", "dropped_tokens", "moe_aux_loss", "moe_z_loss")
 
 
 def routers(model: nn.Layer) -> list[TopKRouter]:
@@ -25,13 +24,13 @@ def routers(model: nn.Layer) -> list[TopKRouter]:
 
 
 @contextlib.contextmanager
-def scaled_auxiliary_loss(micro_batches: int, sharing: int = 1, scaler: Any = None) -> Iterator[None]:
+def scaled_auxiliary_loss(micro_batches: int, scaler: Any = None) -> Iterator[None]:
     """Give the auxiliary losses of the backward inside the weight that the micro-batch's main loss has in a step.
 
-    micro_batches: whose losses the step takes the mean of. sharing: ranks that share sequences, whose gradients are
-    summed. scaler: Paddle's GradScaler in fp16, which multiplies the main loss; None: none does.
+    micro_batches: whose losses the step takes the mean of. scaler: Paddle's GradScaler in fp16, which multiplies the
+    main loss; None: none does.
     """
-    share = 1 / (micro_batches * sharing)
+    share = 1 / micro_batches
     before = MoEAuxLossAutoScaler.main_loss_backward_scale
     MoEAuxLossAutoScaler.set_loss_scale(share if scaler is None else scaler._scale * share)
     try:
@@ -41,12 +40,12 @@ def scaled_auxiliary_loss(micro_batches: int, sharing: int = 1, scaler: Any = No
 
 
 class _Seen(NamedTuple):
-    """What a rank's routers saw: per layer the load, pairs and dropped pairs, and per layer with one the loss."""
+    """What a rank's routers saw: per layer the load, pairs and dropped pairs, and by name the losses of the layers."""
 
     loads: list[float]
     pairs: float
     dropped: float
-    losses: list[float]
+    losses: dict[str, list[float]]
 
 
 def _seen(model: nn.Layer) -> _Seen:
@@ -57,7 +56,10 @@ def _seen(model: nn.Layer) -> _Seen:
         [float(each.max() / max(each.mean(), 1e-12)) for each in tokens],
         float(sum(each.sum() for each in tokens)),
         sum(float(statistics.dropped) for statistics in found),
-        [float(statistics.aux_loss) for statistics in found if statistics.aux_loss is not None],
+        {
+            "moe_aux_loss": [float(statistics.aux_loss) for statistics in found if statistics.aux_loss is not None],
+            "moe_z_loss": [float(statistics.z_loss) for statistics in found if statistics.z_loss is not None],
+        },
     )
 
 
@@ -65,25 +67,22 @@ def routing_values(model: nn.Layer, processes: int) -> dict[str, float]:
     """Return {name of ROUTING: value} of all processes' routers; {} where nobody has routed. Collective."""
     everyone = gather_objects(_seen(model), processes)
     loads = [load for seen in everyone for load in seen.loads]
-    losses = [loss for seen in everyone for loss in seen.losses]
     if not loads:
         return {}
     values = {"expert_load": max(loads), "dropped_tokens": _share(everyone)}
-    return values | ({"moe_aux_loss": sum(losses) / len(losses)} if losses else {})
+    for name in everyone[0].losses:
+        losses = [loss for seen in everyone for loss in seen.losses[name]]
+        values |= {name: sum(losses) / len(losses)} if losses else {}
+    return values
 
 
 def _share(everyone: list[_Seen]) -> float:
     return sum(seen.dropped for seen in everyone) / max(sum(seen.pairs for seen in everyone), 1.0)
 
 
-def groups_of_tokens() -> list[Group]:
-    """Return fleet's groups of ranks that have other tokens of a step each; all processes without fleet's topology."""
-    groups, sharing = row_groups(), sequence_group()
-    if groups is None:
-        return [dist.get_group(0)] if dist.is_initialized() else []
-    return groups if sharing is None else [*groups, sharing]
-
-
 def update_biases(model: nn.Layer) -> None:
     """Move the bias of experts, where a model has one, by the load that all ranks' routers have seen in a step."""
-    update_expert_bias(model, *groups_of_tokens())
+    groups = row_groups()
+    if groups is None:  # without fleet's topology all processes read other rows
+        groups = [dist.get_group(0)] if dist.is_initialized() else []
+    update_expert_bias(model, *groups)

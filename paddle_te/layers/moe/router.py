@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import paddle
@@ -9,6 +10,7 @@ import paddle.distributed as dist
 from paddle import Tensor, nn
 from paddle.distributed.communication.group import Group
 
+from paddle_te.distributed import TensorParallel, sequence_group
 from paddle_te.layers.linear import _Layer
 from paddle_te.layers.moe.auxiliary import MoEAuxLossAutoScaler
 from paddle_te.layers.moe.config import MoEConfig
@@ -37,7 +39,7 @@ class TopKRouter(_Layer):
     With moe_router_enable_expert_bias the buffer expert_bias, float32 [num_moe_experts], which gets no gradient but
     `update_expert_bias`.
     In training its losses are added to the gradients of probs (`MoEAuxLossAutoScaler`).
-    Under sequence parallelism tokens are this rank's, and the losses are those of all ranks' tokens.
+    Where ranks divide sequences tokens are this rank's, and the losses are those of all ranks' tokens.
     statistics: the RouterStatistics of the last forward.
     """
 
@@ -47,6 +49,12 @@ class TopKRouter(_Layer):
         self.moe_ops.check_experts(config.activation)
         self.config, self.routing = config, config.routing
         self.statistics: RouterStatistics | None = None
+        self.sharing = _sharing(self.tp) if config.set_parallel_mode else ()
+        if config.by_sequence and any(ranks is not self.tp for ranks in self.sharing):
+            raise ValueError(
+                "moe_router_load_balancing_type='seq_aux_loss' is of whole sequences, which ranks of sep or context "
+                "parallelism divide; leave these out, or set moe_router_load_balancing_type='aux_loss'"
+            )
         weight = self.create_parameter(
             [config.num_moe_experts, config.hidden_size],
             dtype=self.params_dtype,
@@ -80,11 +88,10 @@ class TopKRouter(_Layer):
             logits = _balanced(logits, self.routing.topk)
         probs, routing_map = self.moe_ops.route(logits, self.routing, self.expert_bias)
         tokens = routing_map.astype("float32").sum(0)
-        tp = self.tp if self.tp is not None and self.tp.sequence_parallel else None
-        aux_loss, z_loss = self._losses(logits if tp is None else tp.enter(logits), sequences)
+        aux_loss, z_loss = self._losses(logits, sequences)
         for loss in aux_loss, z_loss:
-            if loss is not None:  # under sequence parallelism each rank adds the same one's gradient
-                probs = MoEAuxLossAutoScaler.apply(probs, loss if tp is None else loss / tp.size)
+            if loss is not None:  # of which each rank that shares sequences adds the gradient
+                probs = MoEAuxLossAutoScaler.apply(probs, loss / math.prod(ranks.size for ranks in self.sharing))
         if self._tokens is not None and self.training and paddle.is_grad_enabled():  # not twice with recompute
             self._tokens.add_(tokens)
         probs, routing_map = self._limited(probs, routing_map)
@@ -103,11 +110,15 @@ class TopKRouter(_Layer):
     def _losses(self, logits: Tensor, sequences: int) -> tuple[Tensor | None, Tensor | None]:
         """Return (auxiliary loss, z-loss), with their coefficients; None where there is none, as in evaluation."""
         config, aux_loss, z_loss = self.config, None, None
-        kind = config.moe_router_load_balancing_type
-        if self.training and kind != "none" and config.moe_aux_loss_coeff:
-            of_each = sequences if kind == "seq_aux_loss" else 1
+        balances = config.moe_router_load_balancing_type != "none" and config.moe_aux_loss_coeff
+        if not self.training or not (balances or config.moe_z_loss_coeff):
+            return None, None
+        for ranks in self.sharing:
+            logits = ranks.enter(logits)
+        if balances:
+            of_each = sequences if config.by_sequence else 1
             aux_loss = self.moe_ops.balance_loss(logits, self.routing, of_each) * config.moe_aux_loss_coeff
-        if self.training and config.moe_z_loss_coeff:
+        if config.moe_z_loss_coeff:
             z_loss = routing.z_loss(logits) * config.moe_z_loss_coeff
         return aux_loss, z_loss
 
@@ -118,32 +129,44 @@ class TopKRouter(_Layer):
         return self.moe_ops.limit_experts(probs, routing_map, capacity, self.config.moe_token_drop_policy)
 
     @paddle.no_grad()
-    def update_expert_bias(self, *groups: Group) -> None:
-        """Move the bias of each expert by moe_router_bias_update_rate.
+    def move_expert_bias(self, tokens: Tensor) -> None:
+        """Move the bias of each expert by moe_router_bias_update_rate, and count tokens from 0 again.
 
-        Up where it had less than the mean of the tokens since the last update, and down where it had more; see the
-        function of that name.
+        Up where tokens [E] are fewer than their mean, and down where they are more.
         """
-        tokens = self._tokens
-        for group in groups:
-            dist.all_reduce(tokens, group=group)
         step = paddle.sign(tokens.mean() - tokens) * self.config.moe_router_bias_update_rate
         self.expert_bias.set_value(self.expert_bias + step)
-        tokens.zero_()
+        self._tokens.zero_()
 
 
+def _sharing(tp: TensorParallel | None) -> tuple[TensorParallel, ...]:
+    """Return the ranks that have other tokens of the same sequences: of sequence parallelism, and fleet's sep group."""
+    sharing = (tp,) if tp is not None and tp.sequence_parallel else ()
+    group = sequence_group()
+    if group is None:
+        return sharing
+    return (*sharing, TensorParallel(group, group.rank, group.nranks, sequence_parallel=True))
+
+
+@paddle.no_grad()
 def update_expert_bias(model: nn.Layer, *groups: Group) -> None:
     """Update the expert_bias of all routers in a model (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024).
 
     That of a router whose weight is frozen stays, as with LoRA, whose adapters have no bias.
-    Call it once a step, after its last backward. groups: the ranks that each saw some of the step's tokens; of several
-    groups, such as those of data parallelism and of sharding, each sums what the one before has summed.
+    Call it once a step, after its last backward. groups: the ranks that each saw other sequences of the step; of
+    several groups, such as those of data parallelism and of sharding, each sums what the one before has summed. Ranks
+    that share sequences are added by themselves.
     """
-    for layer in model.sublayers(include_self=True):
-        if not isinstance(layer, TopKRouter) or layer.expert_bias is None:
-            continue
-        if not layer.weight.stop_gradient:
-            layer.update_expert_bias(*groups)
+    layers = model.sublayers(include_self=True)
+    routers = [layer for layer in layers if isinstance(layer, TopKRouter) and layer.expert_bias is not None]
+    routers = [router for router in routers if not router.weight.stop_gradient]
+    if not routers:
+        return
+    tokens = paddle.stack([router._tokens for router in routers])
+    for group in (*groups, *(ranks.group for ranks in routers[0].sharing)):
+        dist.all_reduce(tokens, group=group)
+    for router, seen in zip(routers, tokens, strict=True):
+        router.move_expert_bias(seen)
 
 
 def _balanced(logits: Tensor, topk: int) -> Tensor:

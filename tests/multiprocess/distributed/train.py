@@ -27,6 +27,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
 from paddle_te import upstream
+from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.training import pretrain
 from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, MockDataset
@@ -36,6 +37,7 @@ from paddle_te.layers import cross_entropy
 from paddle_te.optimizer import offloaded_states
 from paddle_te.optimizer.holding import layers_of
 from paddle_te.options.fp8 import Fallback
+from paddle_te.training.experts import ExpertsCallback
 from paddle_te.training.fp8_statistics import FP8StatisticsCallback
 from tests import emulated_te
 from tests.multiprocess.distributed.jobs import STEPS
@@ -225,6 +227,8 @@ def run(base, variant, output):
             callbacks=[losses],
             labels_vary=data_args.eod_mask_loss,
         )
+        if spec_of(config).experts:
+            trainer.add_callback(ExpertsCallback())
         if every := training_args.fp8_statistics:
             fallback = Fallback.of(training_args.fp8_fallback)
             trainer.add_callback(FP8StatisticsCallback(every, fallback, trainer.in_16_bits))

@@ -1,6 +1,7 @@
 """Compare two ranks, which divide a layer's experts, with one process that has all experts. The ranks are threads."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -10,7 +11,7 @@ import pytest
 from paddle_te import fp8
 from paddle_te.distributed import ExpertParallel, TensorParallel
 from paddle_te.layers import linear
-from paddle_te.layers.moe import MoELayer
+from paddle_te.layers.moe import MoELayer, router, update_expert_bias
 from tests import emulated_te
 from tests.moe_te_cases import CONFIGS, HIDDEN, SIZES, TOKENS, draw, relative
 from tests.poison import poison_allocations
@@ -127,6 +128,54 @@ def test_two_ranks_are_one(layout, kind, only_first, seed, monkeypatch):
     assert not only_first or kind == "deepseek" or not found[1]["experts.fc1_weight"].any()
     for name, value in want.items():
         assert relative(whole(name, found, layout), value) < 2e-6, name
+
+
+def test_ranks_that_share_sequences_have_one_bias(seed, monkeypatch):
+    """Each has routed other tokens of the same sequences; the bias moves by the load of all of them."""
+    options = CONFIGS["deepseek"]
+    values = drawn(options, seed)
+    group = Group(RANKS)
+    options = options | dict(backend="paddle")
+    layers = [MoELayer(**SIZES, **options), *(make(monkeypatch, group, r, "sequence", **options) for r in range(RANKS))]
+    parts = [values["x"], *np.split(values["x"], RANKS)]
+
+    def run(rank):
+        layer, x = layers[rank], paddle.to_tensor(parts[rank], stop_gradient=False)
+        layer.router.weight.set_value(paddle.to_tensor(values["router.weight"]))
+        layer.router(x)[0].sum().backward()
+        update_expert_bias(layer)
+        return layer.router.expert_bias.numpy()
+
+    want = run(0)
+    monkeypatch.setattr(dist, "all_reduce", group.add)
+    found = group.run(lambda rank: run(rank + 1))
+    assert (np.abs(want) > 0).any() and all((bias == want).all() for bias in found)
+
+
+def test_losses_are_of_whole_sequences(seed, monkeypatch):
+    """Ranks of sep parallelism add up gradients of the balance loss and the z-loss of all their tokens, each once."""
+    options = CONFIGS["losses"]
+    values = drawn(options, seed)
+    one, *layers = [MoELayer(**SIZES, **options, backend="paddle") for _ in range(RANKS + 1)]
+    want, group = train(one, values, values["x"], values["dy"]), Group(RANKS)
+    for rank, layer in enumerate(layers):
+        layer.router.sharing = (Rank(group, rank, RANKS, sequence_parallel=True),)
+
+    def run(rank):
+        return train(layers[rank], values, *(np.split(values[name], RANKS)[rank] for name in ("x", "dy")))
+
+    found = group.run(run)
+    for name, value in want.items():
+        parts = [of_rank[name] for of_rank in found]
+        assert relative(np.concatenate(parts) if name in ("x", "y") else sum(parts), value) < 2e-6, name
+    losses = [layer.router.statistics for layer in layers]
+    assert losses[0].aux_loss.item() == losses[1].aux_loss.item() and losses[0].z_loss.item() == losses[1].z_loss.item()
+
+
+def test_a_loss_of_each_sequence_is_refused_where_ranks_divide_it(monkeypatch):
+    monkeypatch.setattr(router, "sequence_group", lambda: SimpleNamespace(nranks=RANKS, rank=0))
+    with pytest.raises(ValueError, match="'seq_aux_loss' is of whole sequences, which ranks of sep"):
+        MoELayer(**SIZES, set_parallel_mode=True, moe_router_load_balancing_type="seq_aux_loss", backend="paddle")
 
 
 @pytest.mark.parametrize("only_first", [False, True])

@@ -39,7 +39,7 @@ from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
-from paddle_te.models.context_parallel import context_parallel, sequence_ranks
+from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.experts import scaled_auxiliary_loss
 from paddle_te.models.in_16_bits import compute_in_16_bits
 from paddle_te.optimizer import decay_matrices, fuse_clipping
@@ -167,7 +167,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         scaler = self.scaler if self.do_grad_scaling else None
         later = self._enable_delay_scale_loss()  # the Trainer divides all gradients in the end
         micro_batches = 1 if later else self.args.gradient_accumulation_steps
-        return scaled_auxiliary_loss(micro_batches, sequence_ranks(self.args), scaler)
+        return scaled_auxiliary_loss(micro_batches, scaler)
 
     def _check_loss_valid(self, losses: Tensor) -> None:
         """Tell the watch, which waits a moment later for the gradients' norm as well; PaddleNLP would wait here."""
