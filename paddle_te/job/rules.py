@@ -219,6 +219,18 @@ LAYER_RULES = (
         f"{TE} --moe_expert_capacity_factor 1.5 --model_name_or_path qwen3-30b-a3b",
     ),
     Rule(
+        lambda job: (
+            job.moe_router_bias_update_rate is not None
+            and job.model
+            and job.model.experts is not None
+            and not job.model.experts.expert_bias
+        ),
+        "{moe_router_bias_update_rate}: {model_name_or_path:value} chooses experts without a bias",
+        "leave it out; {moe_aux_loss_coeff:name} balances the load of its experts",
+        f"{TE} --moe_router_bias_update_rate 0.001 --model_name_or_path qwen3-30b-a3b",
+        f"{TE} --moe_router_bias_update_rate 0.001 --model_name_or_path Moonlight-16B-A3B",
+    ),
+    Rule(
         lambda job: job.model and job.model.experts and _of_mlps(job),
         "{found}: layers with experts, of {model_name_or_path:value}, have no such option",
         "leave it out; {recompute_modules:name} moe or moe_act keep less of experts",
@@ -352,7 +364,7 @@ def _of_experts(job: Job) -> str:
     """The first option that is for experts."""
     if again := {"moe", "moe_act"}.intersection(job.recompute_modules or ()):
         return f"{{recompute_modules:name}} {min(again)}"
-    values = ("moe_aux_loss_coeff", "moe_expert_capacity_factor")
+    values = ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_expert_capacity_factor", "moe_router_bias_update_rate")
     given = [name for name in values if getattr(job, name) is not None]
     given += ["moe_router_force_load_balancing"] * job.moe_router_force_load_balancing
     return "".join(f"{{{name}}}" for name in given[:1])

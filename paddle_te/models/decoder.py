@@ -23,7 +23,7 @@ from paddle_te.fp8.recipe import Recipe
 from paddle_te.layers import MLASelfAttention, RotaryPositionEmbedding, TransformerLayer
 from paddle_te.layers.context import ALONE, Context
 from paddle_te.layers.linear import check_blocks
-from paddle_te.layers.moe import MoELayer
+from paddle_te.layers.moe import MoEConfig, MoELayer
 from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
@@ -108,7 +108,7 @@ def latent_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> d
 
 def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any]:
     """Return MoEConfig's arguments that say what an ExpertsSpec computes, without those that a TransformerLayer has."""
-    coefficient = options.moe_aux_loss_coeff
+    coefficient, rate = options.moe_aux_loss_coeff, options.moe_router_bias_update_rate
     return dict(
         moe_ffn_hidden_size=spec.ffn,
         num_moe_experts=spec.experts,
@@ -121,8 +121,10 @@ def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any
         moe_router_group_best=spec.group_best,
         moe_router_topk_scaling_factor=spec.scaling,
         moe_router_enable_expert_bias=spec.expert_bias,
+        moe_router_bias_update_rate=MoEConfig.moe_router_bias_update_rate if rate is None else rate,
         moe_router_load_balancing_type="seq_aux_loss" if spec.by_sequence else "aux_loss",
         moe_aux_loss_coeff=spec.aux_loss_coeff if coefficient is None else coefficient,
+        moe_z_loss_coeff=options.moe_z_loss_coeff,
         moe_expert_capacity_factor=options.moe_expert_capacity_factor,
         moe_router_force_load_balancing=options.moe_router_force_load_balancing,
         moe_shared_expert_intermediate_size=spec.shared_ffn,

@@ -274,6 +274,18 @@ class Layers:
         "默认处理全部 token。与 Megatron 的同名参数相同",
         config=True,
     )
+    moe_router_bias_update_rate: float | None = option(
+        NOT_NEGATIVE,
+        default=None,
+        help="After each step the bias by which DeepSeek-V3 chooses experts goes up by it for experts that had fewer "
+        "tokens than the mean, and down for those that had more; 0: it stays. Default: 0.001.",
+        doc="after each step [the bias by which DeepSeek-V3 chooses experts](../guides/moe.md#deepseek) goes up by it "
+        "for experts that had fewer tokens than the mean, and down for those that had more; 0: it stays. By default "
+        "0.001. Megatron's flag",
+        zh="每步之后，[DeepSeek-V3 选择专家时所用的偏置](../guides/moe.md#deepseek) 的变化量：token 数低于平均的专家"
+        "加上它，高于平均的减去它；0：偏置不变。默认为 0.001。与 Megatron 的同名参数相同",
+        config=True,
+    )
     moe_router_force_load_balancing: bool = option(
         FLAG,
         default=False,
@@ -293,6 +305,17 @@ class Layers:
         "their experts only (`alltoall`); [which one](../background/parallelism.md#experts)",
         zh="配合 `--expert_parallel_degree`：每个 rank 收集全部 token（`allgather`），或 token 只发往其专家所在的 rank"
         "（`alltoall`）；[如何选择](../background/parallelism.md#experts)",
+        config=True,
+    )
+    moe_z_loss_coeff: float | None = option(
+        NOT_NEGATIVE,
+        default=None,
+        help="Factor of the z-loss, which keeps the router's logits small, in each layer that has experts; default: no "
+        "such loss.",
+        doc="factor of [the z-loss](../guides/moe.md#training), which keeps the router's logits small, in each layer "
+        "that has experts; by default there is none. Megatron's flag",
+        zh="[z-loss](../guides/moe.md#training) 的系数，用于每个含专家的层，使 router 的 logits 保持较小；默认没有。"
+        "与 Megatron 的同名参数相同",
         config=True,
     )
     offload_activations: int = option(

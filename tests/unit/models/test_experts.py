@@ -59,17 +59,19 @@ def test_config_json_says_the_coefficient_where_the_run_does_not(seed):
 
 def test_what_is_logged(seed):
     """Against the numbers of tokens that the experts got."""
-    model = make(moe_aux_loss_coeff=0.1, moe_expert_capacity_factor=0.5)
+    model = make(moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.2, moe_expert_capacity_factor=0.5)
     assert routing_values(model, 1) == {}
     ids = paddle.randint(0, 64, [2, 24])
     model(ids, labels=ids)
     values = routing_values(model, 1)
     seen = [router.statistics.tokens_per_expert.numpy() for router in routers(model)]
-    assert {*values} == {*ROUTING} - {"moe_z_loss"}
+    assert {*values} == {*ROUTING}
     assert values["expert_load"] == pytest.approx(max(tokens.max() / 24 for tokens in seen))
     dropped = sum(np.maximum(tokens - 12, 0).sum() for tokens in seen)  # an expert takes 48 · 2 / 4 · 0.5
     assert values["dropped_tokens"] == pytest.approx(dropped / (2 * 96))
     assert 0.1 <= values["moe_aux_loss"] < 0.2  # 1 is perfect balance
+    z_losses = [float(router.statistics.z_loss) for router in routers(model)]
+    assert values["moe_z_loss"] == pytest.approx(np.mean(z_losses))
 
 
 def test_forced_balance(seed):
