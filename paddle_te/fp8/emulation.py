@@ -49,15 +49,15 @@ def round_to_fp8(x: Tensor, dtype: str) -> Tensor:
     return (x + shift) - shift
 
 
-def _amax(x: Tensor, axis: list[int] | int | None = None) -> Tensor:
-    """Return max |x| over the axes in float32; None: over all axes, a tensor of shape [].
+def _amax(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    """Return max |x| over the axes, of 0 or more, in float32; None: over all axes, a tensor of shape [].
 
-    It passes over NaN, as fmaxf in TE's kernels.
+    It passes over NaN, as fmaxf in TE's kernels. Of no numbers it is 0.
     """
     if x.size == 0:
-        return paddle.zeros([], dtype="float32")
+        return paddle.zeros([size for axis, size in enumerate(x.shape) if axes is not None and axis not in axes])
     x = x.abs()
-    return paddle.where(x.isnan(), paddle.zeros_like(x), x).max(axis)
+    return paddle.where(x.isnan(), paddle.zeros_like(x), x).max(axes)
 
 
 def scale_from_amax(amax: Tensor, fp8_max: float, power_2_scale: bool = False, greatest: float = FLOAT32_MAX) -> Tensor:
@@ -182,7 +182,7 @@ def _blocks_and_scales(x: Tensor, scaling: BlockScaling, columnwise: bool = Fals
     amax = _amax(blocks, [1, 3])
     amax = paddle.maximum(amax, paddle.full_like(amax, scaling.amax_epsilon))  # clip would make inf finite
     scale = scale_from_amax(amax, FP8_MAX[scaling.dtype], scaling.power_2_scale, greatest)
-    return blocks, scale.reshape([-1, 1, cols // along, 1])
+    return blocks, scale.reshape([rows // across, 1, cols // along, 1])
 
 
 @paddle.no_grad()
@@ -199,7 +199,7 @@ def rounded_to_mxfp8(x: Tensor) -> Tensor:
     if x.shape[-1] % MXFP8_BLOCK:
         raise ValueError(f"MXFP8 has blocks of {MXFP8_BLOCK} numbers, which {x.shape[-1]} columns do not divide into")
     blocks = x.astype("float32").reshape([-1, MXFP8_BLOCK])
-    scale = scale_from_amax(_amax(blocks, 1), FP8_MAX["e4m3"], power_2_scale=True).unsqueeze(1)
+    scale = scale_from_amax(_amax(blocks, [1]), FP8_MAX["e4m3"], power_2_scale=True).unsqueeze(1)
     finite = blocks.isfinite().all(1, keepdim=True)
     values = round_to_fp8(blocks * scale, "e4m3") * divide(1.0, scale)
     return paddle.where(finite, values, paddle.full_like(values, float("nan"))).reshape(x.shape).astype(x.dtype)

@@ -61,6 +61,17 @@ def test_grouped_linear_rounds_as_each_experts_gemm(recipe, seed):
         assert np.linalg.norm(found.numpy() - value) < 2e-6 * np.linalg.norm(value)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_rows_at_all(recipe):
+    """As on a rank to whose experts no token goes."""
+    layer, x = GroupedLinear(EXPERTS, IN, OUT, backend="paddle"), paddle.zeros([0, IN])
+    x.stop_gradient = False
+    with fp8.fp8_autocast(True, RECIPES[recipe]):
+        y = layer(x, [0] * EXPERTS)
+    y.sum().backward()
+    assert list(y.shape) == [0, OUT] and list(x.grad.shape) == [0, IN] and not layer.weight.grad.numpy().any()
+
+
 def test_rows_that_fp8_cannot_have_are_refused():
     layer = GroupedLinear(2, IN, OUT, backend="paddle")
     with fp8.fp8_autocast(True, RECIPES["block"]), pytest.raises(ValueError, match="multiple of 128, not"):
