@@ -513,6 +513,10 @@ class DeepseekV2(Rotary):
     qk_nope_head_dim: int = count("numbers of a head that are not rotated", WIDTH, "numbers", 128)
     qk_rope_head_dim: int = count("numbers of a head that are rotated, an even number", WIDTH, "numbers", 64)
     v_head_dim: int = count("width of a head of the values", WIDTH, "numbers", 128)
+    qk_head_dim: int | None = count(
+        "qk_nope_head_dim and qk_rope_head_dim together; nothing reads it", WIDTH, "numbers", None,
+        written_by=TRANSFORMERS, carried=False,
+    )  # fmt: skip
     head_dim: int | None = count(
         "what transformers calls qk_rope_head_dim, too; nothing reads it", WIDTH, "numbers", None,
         written_by=TRANSFORMERS, carried=False,
@@ -556,6 +560,7 @@ class DeepseekV2(Rotary):
 class DeepseekV3(DeepseekV2):
     """config.json of model_type deepseek_v3, which DeepSeek-V3, DeepSeek-R1 and Moonlight have."""
 
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 4096)
     moe_intermediate_size: int = count("width of an expert", FEED_FORWARD, "numbers", 2048)
     n_routed_experts: int = count("experts of a layer", EXPERTS, "experts", 256)
     n_shared_experts: int | None = count(
