@@ -9,6 +9,7 @@ from mkdocs.structure.files import File, Files
 
 PAGES = [
     "README.md",
+    "README_zh.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "LICENSE",
