@@ -8,21 +8,12 @@ from typing import Any
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.job.doors import Door, Name
 from paddle_te.job.record import FINETUNE, PRETRAIN, Job
+from paddle_te.job.words import options
+from paddle_te.options.option import HOSTED, SAME, SILENT
 from paddle_te.options.scripts import AGAIN, BOUNDS
 
-# PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same
-LINES = {
-    "tensor_parallel_degree": "tensor_model_parallel_size",
-    "pipeline_parallel_degree": "pipeline_model_parallel_size",
-    "virtual_pp_degree": "virtual_pipeline_model_parallel_size",
-    "sharding_parallel_degree": "sharding_parallel_size",
-    "sep_parallel_degree": "sep_parallel_size",
-    "context_parallel_degree": "context_parallel_size",
-    "max_seq_length": "max_seq_len",
-    "max_length": "max_seq_len",
-    "zero_padding": "packing",
-    "greedy_zero_padding": "greedy_intokens",
-}
+# PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same under other names
+LINES = {name: each.line for name, each in options().items() if each.line not in ("", SAME, HOSTED, SILENT)}
 FLEX = "flex_checkpoint"  # PaddleFormers' default format of checkpoints
 RECIPE = Door(
     mark="",

@@ -13,7 +13,6 @@ from paddle_te.options.option import options_of
 from paddle_te.options.scripts import (
     AGAIN,
     FP8_RECIPES,
-    LORA_TARGETS,
     NO_REFERENCE,
     OPTIMIZER,
     FinetuneData,
@@ -325,15 +324,6 @@ class Job(
         if "mlp" in self._parts_again:
             return AGAIN
         return "mlp_chunk_tokens" if self.mlp_chunk_tokens else ""
-
-    @property
-    def fp8_base(self) -> bool:
-        """Whether LoRA's frozen weights exist in fp8 only."""
-        return self.quantize_base == "fp8"
-
-    def adapts(self, part: str) -> bool:
-        """Whether the GEMMs of "attention" or the "mlp" have an adapter's low-rank products beside them."""
-        return self.lora and self.lora_targets in (LORA_TARGETS[0], part)
 
     @property
     def fp8_multiple(self) -> int:

@@ -24,7 +24,6 @@ from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
 from paddle_te.job.doors import SCRIPT, Door, word
 from paddle_te.job.record import DPO, FINETUNE, KTO, PRETRAIN, Job
 from paddle_te.options import scripts
-from paddle_te.options.fp8 import skipped_layers
 from paddle_te.options.option import Option
 from paddle_te.options.scripts import (
     DISPATCHERS,
@@ -314,7 +313,7 @@ LAYER_RULES = (
         f"{LORA} --use_fp8 true --fp8_skip_layers first:1",
     ),
     Rule(
-        lambda job: job.model and job.fp8_skip_layers and _skips_all(job),
+        lambda job: job.model and len(job.skipped_layers(job.layers)) == job.layers,
         "{fp8_skip_layers}: {model_name_or_path:value} has {layers} decoder layers, of which none would compute in fp8",
         "leave {use_fp8:name} out, or skip fewer",
         f"{FP8} --model_name_or_path tiny-llama-demo --fp8_skip_layers first:100",
@@ -333,10 +332,6 @@ LAYER_RULES = (
 def _leaves_fp8(job: Job) -> str:
     """The first flag with which layers compute in 16 bits, as a template."""
     return next((f"{{{name}}}" for name in ("fp8_skip_layers", "fp8_fallback") if getattr(job, name)), "")
-
-
-def _skips_all(job: Job) -> bool:
-    return len(skipped_layers(job.fp8_skip_layers, job.layers)) == job.layers
 
 
 def _installed(job: Job, package: str) -> bool:

@@ -14,9 +14,9 @@ from paddle_te.launch.cards import card_of
 from paddle_te.launch.flags import extra_words, planner_knows
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, METHODS
+from paddle_te.options.lora import COUNTED as COUNTED_OF_ADAPTER
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import (
-    ADAPTER,
     COUNTED,
     extra_arguments,
     launcher_arguments,
@@ -109,13 +109,13 @@ def _flags(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     The flags that the planner counts stand in EXTRA_ARGS.
     """
-    targets = METHODS[getattr(args, "method", "full")]
-    known = COUNTED + ADAPTER * (targets is not None)
+    method = METHODS[getattr(args, "method", "full")]
+    known = (*COUNTED, *(COUNTED_OF_ADAPTER.values() if method else ()))
     try:
         found, others = words.read(extra_words(args), known)
     except ValueError as error:
         raise LaunchError(f"EXTRA_ARGS={args.EXTRA_ARGS!r}: {error}") from error
-    return found | ({} if targets is None else {"lora": True, "lora_targets": targets}), shlex.join(others)
+    return method | found, shlex.join(others)
 
 
 def _gpu(args: argparse.Namespace, world: int) -> Gpu:

@@ -36,11 +36,9 @@ def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, wor
     """The training script's flags that say how it trains; None leaves one out. arguments: the job's own."""
     if args.max_seqlen % 16:
         raise LaunchError(f"max_seqlen: '{args.max_seqlen}' must be a multiple of 16, to which batches are padded")
-    lora = args.method != "full"
     return {
         **common(arguments, args, device, world),
-        "lora": 1 if lora else None,
-        "lora_targets": options.METHODS[args.method] if lora else None,
+        **options.METHODS[args.method],
         "logging_steps": args.LOGGING_STEPS,
     }
 

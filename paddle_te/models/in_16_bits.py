@@ -11,7 +11,6 @@ from paddle_te import fp8
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.options import LayerOptions
-from paddle_te.options.fp8 import skipped_layers
 
 _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 
@@ -50,6 +49,4 @@ def compute_in_16_bits(model: nn.Layer, numbers: Iterable[int]) -> None:
 
 def skip_outer_layers(model: nn.Layer) -> None:
     """Let the layers compute in 16 bits that a model's configuration keeps out of fp8."""
-    options = LayerOptions.of(model.config)
-    if options.use_fp8 and options.fp8_skip_layers:
-        compute_in_16_bits(model, skipped_layers(options.fp8_skip_layers, model.config.num_hidden_layers))
+    compute_in_16_bits(model, LayerOptions.of(model.config).skipped_layers(model.config.num_hidden_layers))

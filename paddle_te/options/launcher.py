@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from paddle_te.host import HOSTS
+from paddle_te.options.lora import COUNTED, TARGETS, WITH_LORA, Adapter
 from paddle_te.options.option import (
     FLAG,
     PATH,
@@ -29,7 +30,6 @@ from paddle_te.options.option import (
 )
 from paddle_te.options.scripts import (
     BACKENDS,
-    LORA_TARGETS,
     FinetuneData,
     FinetuneModel,
     Layers,
@@ -128,8 +128,11 @@ def _variable(flag: str, **changes: Any) -> Option:
     return _as(flag.upper(), flag, **on_or_off | changes)
 
 
-# Of a fine-tuning run: the LoRA targets of each method
-METHODS = {"full": None, **{"lora" if targets == "all" else f"lora-{targets}": targets for targets in LORA_TARGETS}}
+# Of a fine-tuning run: each method's flags
+METHODS: dict[str, dict[str, object]] = {"full": {}} | {
+    "lora" if targets == Adapter.targets else f"lora-{targets}": WITH_LORA | {COUNTED["targets"]: targets}
+    for targets in TARGETS
+}
 
 # What several jobs have. `_shared` gives each its own defaults.
 _SHARED = (

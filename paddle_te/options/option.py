@@ -157,6 +157,10 @@ class Option:
     flag: of the launcher's: the script's flag that it is another name for. passed: the flag gets the value as it is.
     config: whether it decides on the model's layers and goes into the model's configuration (config.json).
     needs: {name of another flag: value} without which this one means nothing and may only have its default.
+    planned: whether memory and time of a step depend on it: GIVEN where all layouts of a training have the user's
+        value, SEARCHED where each has its own.
+    line: what says it in a recipe of PaddleFormers: another name; SAME: a line of this name; HOSTED: such a line that
+        hosts/paddleformers reads; SILENT: no line has to; "": PaddleFormers has nothing like it.
     source: whose flag it is: PADDLENLP's, which PaddleNLP's own dataclasses have, or ours.
     """
 
@@ -172,6 +176,8 @@ class Option:
     passed: bool = False
     config: bool = False
     needs: dict[str, object] = field(default_factory=dict)
+    planned: str = ""
+    line: str = ""
     source: str = ""
 
     def but(self, **changes: Any) -> Option:
@@ -192,6 +198,8 @@ class Option:
 
 
 REQUIRED = MISSING
+GIVEN, SEARCHED = "given", "searched"  # Option.planned
+SAME, HOSTED, SILENT = "same", "hosted", "silent"  # Option.line
 PADDLENLP = "PaddleNLP"
 _Section = TypeVar("_Section")
 
@@ -222,7 +230,9 @@ def with_options(*options: Option) -> Callable[[type[_Section]], type[_Section]]
     """Return a class decorator, below @dataclass: a field for each option, which `check_values` checks."""
 
     def add(cls: type[_Section]) -> type[_Section]:
-        known = getattr(cls, "__options__", {}) | {option.name: option for option in options}
+        inherited = [getattr(each, "__options__", {}) for each in (*cls.__bases__, cls)]
+        known = {name: option for each in inherited for name, option in each.items()}
+        known |= {option.name: option for option in options}
         setattr(cls, "__options__", known)  # noqa: B010 (a name that mypy does not know of the class)
         for option in options:
             cls.__annotations__[option.name] = option.annotation()

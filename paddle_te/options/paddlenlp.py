@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from paddle_te.options.lora import RSLORA_PLUS
 from paddle_te.options.removed import asks_for_nothing, without_removed
 
 # The value that asks for nothing, and what there is instead
@@ -24,7 +25,7 @@ UNSUPPORTED = {
 WITHOUT_EFFECT = {"lazy", "use_quick_lora", "flash_mask"}
 # Words of PaddleNLP's for several flags, where they are true
 EXPANDED: Mapping[str, Mapping[str, object]] = {
-    "rslora_plus": {"rslora": True, "lora_alpha": 4, "lora_plus_scale": 4.0},
+    "rslora_plus": RSLORA_PLUS,
 }
 
 

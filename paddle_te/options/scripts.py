@@ -9,11 +9,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
-from paddle_te.options.fp8 import FALLBACK, SKIP_LAYERS
+from paddle_te.options.fp8 import FALLBACK, SKIP_LAYERS, skipped_layers
+from paddle_te.options.lora import LoRA
 from paddle_te.options.option import (
     BELOW_ONE,
     FLAG,
     FRACTION,
+    GIVEN,
+    HOSTED,
     MICRO_BATCHES,
     NOT_NEGATIVE,
     PATH,
@@ -21,9 +24,12 @@ from paddle_te.options.option import (
     POSITIVE,
     RANKS,
     REQUIRED,
+    SAME,
     SAMPLES,
+    SEARCHED,
     SEED,
     SEQUENCES,
+    SILENT,
     STEPS,
     STEPS_OR_NONE,
     TEXT,
@@ -178,6 +184,7 @@ class Layers:
         "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
         config=True,
         needs={"use_fp8": True, **DELAYED},
+        planned=SEARCHED,
     )
     fp8_dpa_bwd: bool = option(
         FLAG,
@@ -199,6 +206,7 @@ class Layers:
         "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
         config=True,
         needs={"use_fp8": True},
+        planned=SEARCHED,
     )
     fp8_skip_layers: str = option(
         SKIP_LAYERS,
@@ -212,7 +220,9 @@ class Layers:
         shown_zh="无",
         config=True,
         needs={"use_fp8": True},
+        planned=GIVEN,
     )
+
     recompute_modules: tuple[str, ...] | None = option(
         some_of(*RECOMPUTE_MODULES),
         default=None,
@@ -229,6 +239,7 @@ class Layers:
         "[各节省多少](../background/recompute.md)。"
         "不能与 `--recompute_granularity full` 同用",
         config=True,
+        planned=SEARCHED,
     )
     activation_func_fp8_input_store: bool = option(
         FLAG,
@@ -239,6 +250,7 @@ class Layers:
         zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
         "[节省多少、精度如何](../background/recompute.md#the-activations-input-in-fp8)",
         config=True,
+        planned=GIVEN,
     )
     mlp_chunk_tokens: int = option(
         whole(0, limit=2**24),
@@ -251,6 +263,7 @@ class Layers:
         zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
         "[用于长序列](../background/long-sequences.md#the-mlp-in-chunks)",
         config=True,
+        planned=SEARCHED,
     )
     moe_aux_loss_coeff: float | None = option(
         NOT_NEGATIVE,
@@ -328,24 +341,29 @@ class Layers:
         zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
         "至多为总层数减二。[说明](../background/offload.md)",
         config=True,
+        planned=SEARCHED,
     )
+
+    def skipped_layers(self, layers: int) -> frozenset[int]:
+        """The numbers of the layers, of so many, that compute in 16 bits while the others do in fp8."""
+        return skipped_layers(self.fp8_skip_layers, layers) if self.use_fp8 else frozenset()
 
 
 @section
 class Parallelism:
     """How ranks share the model, its states and the sequences. What the degrees leave is data parallel."""
 
-    tensor_parallel_degree: int = theirs(_DEGREE, default=-1)
-    pipeline_parallel_degree: int = theirs(_DEGREE, default=-1)
-    virtual_pp_degree: int = theirs(VIRTUAL_STAGES, default=1)
+    tensor_parallel_degree: int = theirs(_DEGREE, default=-1, line="tensor_model_parallel_size")
+    pipeline_parallel_degree: int = theirs(_DEGREE, default=-1, line="pipeline_model_parallel_size")
+    virtual_pp_degree: int = theirs(VIRTUAL_STAGES, default=1, line="virtual_pipeline_model_parallel_size")
     sequence_parallel: bool = theirs(FLAG, default=False)
-    sep_parallel_degree: int = theirs(_DEGREE, default=-1)
-    context_parallel_degree: int = theirs(_DEGREE, default=-1)
+    sep_parallel_degree: int = theirs(_DEGREE, default=-1, line="sep_parallel_size")
+    context_parallel_degree: int = theirs(_DEGREE, default=-1, line="context_parallel_size")
     expert_parallel_degree: int = theirs(_DEGREE, default=-1)
     expert_tensor_parallel_degree: int = theirs(_DEGREE, default=-1)
     sharding: str = theirs(_SHARDING, default="")
     sharding_degree: int = theirs(_DEGREE, default=-1)
-    sharding_parallel_degree: int = theirs(_DEGREE, default=-1)
+    sharding_parallel_degree: int = theirs(_DEGREE, default=-1, line="sharding_parallel_size")
     sharding_comm_buffer_size_MB: int = theirs(_DEGREE, default=-1)
     sharding_parallel_config: str = theirs(
         TEXT,
@@ -391,9 +409,10 @@ class Memory:
         zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../guides/memory.md#a-large-vocabulary)；"
         "`none`：PaddleNLP "
         "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
+        planned=SEARCHED,
     )
-    amp_master_grad: bool = theirs(FLAG, default=False)
-    release_grads: bool = theirs(FLAG, default=False)
+    amp_master_grad: bool = theirs(FLAG, default=False, planned=SEARCHED)
+    release_grads: bool = theirs(FLAG, default=False, planned=SEARCHED)
 
     @property
     def recomputed(self) -> str:
@@ -428,7 +447,7 @@ def stored_in_fp8(on: bool) -> dict[str, object]:
 class Kernels:
     """Which kernels compute, and how they are launched."""
 
-    use_flash_attention: bool = theirs(FLAG, default=False)
+    use_flash_attention: bool = theirs(FLAG, default=False, line=SILENT)
 
 
 @section
@@ -470,6 +489,7 @@ class Optimizer:
         "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](trainer.md#frozen-weights)",
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
         "[说明](../reference/trainer.md#frozen-weights)",
+        planned=GIVEN,
     )
     optim_moments: str = option(
         choice(*MOMENTS),
@@ -483,6 +503,7 @@ class Optimizer:
         zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）或 `int8`"
         "（每 256 个元素一个缩放因子，每个参数节省 6 字节）；"
         "[说明](../background/optimizer-memory.md)",
+        planned=GIVEN,
     )
     master_weights: str = option(
         choice(*MASTER_WEIGHTS),
@@ -495,6 +516,7 @@ class Optimizer:
         "[what to know](../background/optimizer-memory.md)",
         zh="AdamW 保存 bfloat16 权重的 float32 主权重的方式：`float32`，或 `bf16_remainder`，即只保存权重本身没有的 "
         "16 位（每个参数节省 2 字节，不损失精度）；[说明](../background/optimizer-memory.md)",
+        planned=GIVEN,
     )
     optimizer_in_backward: str = option(
         choice(*IN_BACKWARD),
@@ -507,6 +529,7 @@ class Optimizer:
         zh="反向得到一个权重的梯度后立即更新该权重并释放梯度，因此同时只存在一层的梯度：`unclipped`（配合 "
         "`--max_grad_norm 0`），或 `last_norm`，按上一步的范数裁剪；"
         "[说明](../background/optimizer-memory.md#the-update-in-backward)",
+        planned=GIVEN,
     )
     offload_optimizer: float = option(
         FRACTION,
@@ -522,6 +545,7 @@ class Optimizer:
         zh="te：AdamW 的主权重和 moment 中的这一比例（0 到 1）放在锁页的主机内存中，每次更新时拷贝到 GPU 再拷回，"
         "与计算同时进行。PaddleNLP 的 `--offload_optim` 在更新前把全部状态拷到 GPU、更新后拷回；二者不能同用。"
         "[说明](../background/offload.md#the-optimizers-states)",
+        planned=SEARCHED,
     )
 
 
@@ -676,6 +700,7 @@ class Schedule:
         help="Learning rate at the end of the decay.",
         doc="learning rate at the end of the decay",
         zh="学习率衰减的终点",
+        line=HOSTED,
     )
     decay_steps: int | None = option(
         STEPS,
@@ -684,9 +709,15 @@ class Schedule:
         doc="steps of the decay; afterwards `--min_learning_rate`",
         zh="学习率衰减的步数，之后为 `--min_learning_rate`",
         shown="max_steps",
+        line=SAME,
     )
     eval_iters: int = option(
-        STEPS, default=10, help="Batches of one evaluation.", doc="batches of an evaluation", zh="一次评估的 batch 数"
+        STEPS,
+        default=10,
+        help="Batches of one evaluation.",
+        doc="batches of an evaluation",
+        zh="一次评估的 batch 数",
+        line=SAME,
     )
 
 
@@ -700,6 +731,7 @@ class PretrainModel:
         help="A built-in configuration's name or a folder with config.json.",
         doc="built-in name or folder",
         zh="内置名称或文件夹",
+        line=SILENT,
     )
     tokenizer_name_or_path: str | None = option(
         PATH_OR_EMPTY,
@@ -709,6 +741,7 @@ class PretrainModel:
         zh="文件夹、名称，`--mock_data` 时可为 `none`",
         shown="the model",
         shown_zh="同模型",
+        line=SILENT,
     )
     te_init_weight_path: str | None = option(
         PATH,
@@ -716,6 +749,7 @@ class PretrainModel:
         help="Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's.",
         doc="folder of initial weights, in this backend's layout or Hugging Face's",
         zh="初始权重所在文件夹，须为该后端或 Hugging Face 的布局",
+        line=SILENT,
     )
     continue_training: bool = option(
         FLAG,
@@ -723,6 +757,7 @@ class PretrainModel:
         help="Start from the weights in model_name_or_path instead of from scratch.",
         doc="start from the weights in `model_name_or_path`",
         zh="从 `model_name_or_path` 中的权重开始",
+        line=SILENT,
     )
     fuse_attention_qkv: bool = option(
         FLAG,
@@ -731,6 +766,7 @@ class PretrainModel:
         doc="`none`: one weight for q, k and v",
         zh="`none`：q、k、v 合为一个权重",
         config=True,
+        line=SILENT,
     )
     fuse_attention_ffn: bool = option(
         FLAG,
@@ -739,6 +775,7 @@ class PretrainModel:
         doc="`none`: one weight for gate and up",
         zh="`none`：gate、up 合为一个权重",
         config=True,
+        line=SILENT,
     )
 
 
@@ -754,6 +791,7 @@ class PretrainData:
         "and prefixes in turn: '0.3 data/a 0.7 data/b'.",
         doc='folder of `.bin`/`.idx` pairs; or weights and prefixes: `"0.3 data/a 0.7 data/b"`',
         zh='`.bin`/`.idx` 所在文件夹；或权重与前缀：`"0.3 data/a 0.7 data/b"`',
+        line=SILENT,
     )
     split: str = option(
         SPLIT,
@@ -761,9 +799,15 @@ class PretrainData:
         help="Train/valid/test proportions of the documents.",
         doc="train, validation, test: proportions of the documents",
         zh="训练、验证、测试集的文档比例",
+        line=SAME,
     )
     max_seq_length: int = option(
-        TOKENS, default=1024, help="Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"
+        TOKENS,
+        default=1024,
+        help="Tokens in a sequence.",
+        doc="tokens of a sequence",
+        zh="序列的 token 数",
+        line="max_seq_len",
     )
     reset_attention_mask: bool = option(
         FLAG,
@@ -773,6 +817,7 @@ class PretrainData:
         "([how](../background/packing.md)); not with `--fp8_dpa`",
         zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../background/packing.md)）；不能与 "
         "`--fp8_dpa` 同用",
+        line=HOSTED,
     )
     reset_position_ids: bool = option(
         FLAG,
@@ -780,6 +825,7 @@ class PretrainData:
         help="Positions begin anew with each document.",
         doc="positions begin anew with each document",
         zh="每个文档的位置编号从头开始",
+        line=HOSTED,
     )
     eod_mask_loss: bool = option(
         FLAG,
@@ -794,6 +840,7 @@ class PretrainData:
         help="The data folder is shared by all machines: only the first one builds indices.",
         doc="the data folder is shared by all machines: the first one builds the indices",
         zh="所有机器共享数据文件夹：由第一台建立索引",
+        line=SAME,
     )
     data_cache: str | None = option(
         PATH,
@@ -812,6 +859,7 @@ class PretrainData:
         help="Train on random tokens instead of data, for benchmarks; no input_dir.",
         doc="random tokens",
         zh="随机 token",
+        line=HOSTED,
     )
 
 
@@ -840,16 +888,14 @@ class LayerOptions(Record, Layers):
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls) if hasattr(config, each.name)})
 
 
-_WITH_LORA = {"lora": True}
-LORA_TARGETS = ("all", "attention", "mlp")
 # Losses of pairs of answers; `training.preference_loss` has their formulas
 LOSS_TYPES = ("sigmoid", "hinge", "ipo", "simpo", "or", "orpo", "dpop", "sppo_hard", "nca_pair", "kto_pair")
 NO_REFERENCE = ("simpo", "or", "orpo")  # the losses that compare with no other model
 
 
 @section
-class FinetuneModel:
-    """Which model is fine-tuned, and which of its weights are trained."""
+class TunedModel:
+    """Which model is tuned."""
 
     model_name_or_path: str = option(
         PATH,
@@ -858,6 +904,7 @@ class FinetuneModel:
         doc="folder; weights in the backend's layout or Hugging Face's",
         zh="文件夹；权重须为该后端或 Hugging Face 的布局",
         shown="–",
+        line=SILENT,
     )
     tokenizer_name_or_path: str | None = option(
         PATH_OR_EMPTY,
@@ -867,86 +914,13 @@ class FinetuneModel:
         zh="文件夹或名称",
         shown="the model",
         shown_zh="同模型",
+        line=SILENT,
     )
-    lora: bool = option(
-        FLAG,
-        default=False,
-        help="Train a LoRA adapter and leave the model as it is.",
-        doc="train an adapter only",
-        zh="只训练 adapter",
-    )
-    lora_rank: int = option(
-        whole(1, limit=2**16), default=32, help="Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
-    )
-    lora_alpha: int | None = option(
-        whole(1, limit=10**6),
-        default=None,
-        help="The adapter's outputs are scaled by lora_alpha / lora_rank. Default: twice lora_rank; with rslora 4.",
-        doc="its outputs are scaled by alpha / rank",
-        zh="adapter 的输出乘以 alpha / rank",
-        shown="2 · rank; 4 with `--rslora`",
-        shown_zh="2 · rank；`--rslora` 时为 4",
-    )
-    rslora: bool = option(
-        FLAG,
-        default=False,
-        help="Scale by lora_alpha / sqrt(lora_rank) instead, as rank-stabilized LoRA does.",
-        doc="scale by alpha / √rank instead (rank-stabilized LoRA)",
-        zh="改为乘以 alpha / √rank（rank-stabilized LoRA）",
-        needs=_WITH_LORA,
-    )
-    lora_plus_scale: float = option(
-        POSITIVE,
-        default=1.0,
-        help="Learning rate of lora_B over that of lora_A (LoRA+). PaddleNLP's rslora_plus in a file of arguments is "
-        "--rslora true --lora_alpha 4 --lora_plus_scale 4.",
-        doc="learning rate of B over that of A (LoRA+); `rslora_plus` in PaddleNLP's files is `--rslora true "
-        "--lora_alpha 4 --lora_plus_scale 4`",
-        zh="B 与 A 的学习率之比（LoRA+）；PaddleNLP 参数文件中的 `rslora_plus` 即 `--rslora true --lora_alpha 4 "
-        "--lora_plus_scale 4`",
-        needs=_WITH_LORA,
-    )
-    lora_dropout: float = option(
-        BELOW_ONE,
-        default=0.0,
-        help="Dropout on the adapter's inputs.",
-        doc="on the adapter's inputs",
-        zh="作用于 adapter 的输入",
-    )
-    lora_targets: str = option(
-        choice(*LORA_TARGETS),
-        default="all",
-        help="Projections with an adapter: all, attention or mlp.",
-        doc="`all`, `attention` (q, k, v, o) or `mlp` (gate, up, down)",
-        zh="`all`、`attention`（q、k、v、o）或 `mlp`（gate、up、down）",
-    )
-    quantize_base: str | None = option(
-        choice("fp8"),
-        default=None,
-        help="fp8: LoRA's frozen weights of the decoder layers exist in fp8 only, in half of bfloat16's memory. Each "
-        "is "
-        "quantized as it is read, with one scale, or with --fp8_recipe block one for each block; --merge_lora reads "
-        "them again. Needs --use_fp8 true.",
-        doc="`fp8`: LoRA's frozen weights of the decoder layers exist in fp8 only; needs `--use_fp8`",
-        zh="`fp8`：LoRA 冻结的 decoder 层权重只以 fp8 保存；需要 `--use_fp8`",
-        needs=_WITH_LORA,
-    )
-    lora_path: str | None = option(
-        PATH,
-        default=None,
-        help="Folder of an adapter to start from, ours, PaddleNLP's or PEFT's; its rank, scaling and targets hold.",
-        doc="adapter to start from, of any backend or PEFT's; its rank, scaling and targets hold",
-        zh="从已有的 adapter（任意后端或 PEFT 的）开始；沿用其秩、缩放和目标",
-        needs=_WITH_LORA,
-    )
-    merge_lora: bool = option(
-        FLAG,
-        default=False,
-        help="Save the model with the adapter added as well, in merged/.",
-        doc="also save the model with the adapter added, in `merged/`",
-        zh="另存合并 adapter 后的模型到 `merged/`",
-        needs=_WITH_LORA,
-    )
+
+
+@section
+class FinetuneModel(TunedModel, LoRA):
+    """Which model is fine-tuned, and which of its weights are trained."""
 
 
 @section
@@ -961,6 +935,7 @@ class TuningData:
         doc="folder of `train*` and `dev*` or `validation*`; [forms and formats](../guides/fine-tune.md#data)",
         zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](../guides/fine-tune.md#data)",
         shown="–",
+        line=SILENT,
     )
     chat_template: str | None = option(
         PATH,
@@ -979,6 +954,7 @@ class TuningData:
         doc="pack tighter, in another order",
         zh="打包得更紧，顺序会改变",
         needs={"zero_padding": True},
+        line="greedy_intokens",
     )
 
 
@@ -992,6 +968,7 @@ class FinetuneData(TuningData):
         help="Without a chat template: tokens of src at most; of a longer one the end is kept.",
         doc="without a chat template: tokens of `src` at most; of a longer one the end is kept",
         zh="不用对话模板时 `src` 的最大 token 数；更长时保留末尾",
+        line=HOSTED,
     )
     max_length: int = option(
         TOKENS,
@@ -1001,6 +978,7 @@ class FinetuneData(TuningData):
         "anywhere.",
         doc="tokens of a sample at most; a longer conversation is cut after an answer, or without a template in it",
         zh="样本的最大 token 数；更长的对话在某轮回答之后截断，不用模板时回答被截断",
+        line="max_seq_len",
     )
     pad_to_multiple_of: int = option(
         TOKENS,
@@ -1008,6 +986,7 @@ class FinetuneData(TuningData):
         help="Batches are as long as their longest sample, rounded up to this.",
         doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, `block` of 128",
         zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数，block scaling 时为 128",
+        line=HOSTED,
     )
     pad_to_max_length: bool = option(
         FLAG,
@@ -1024,6 +1003,7 @@ class FinetuneData(TuningData):
         "own ([how](../background/packing.md)); not with `--fp8_dpa`",
         zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
         "（[说明](../background/packing.md)）；不能与 `--fp8_dpa` 同用",
+        line="packing",
     )
 
 

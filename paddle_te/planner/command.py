@@ -22,7 +22,8 @@ from paddle_te.job import Job
 from paddle_te.job.record import PREFERENCES
 from paddle_te.options import BACKENDS, option
 from paddle_te.options.fp8 import SKIP_LAYERS
-from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, stored_in_fp8
+from paddle_te.options.lora import TARGETS, Adapter
+from paddle_te.options.scripts import MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, stored_in_fp8
 from paddle_te.planner import formulas
 from paddle_te.planner.frozen import check_patterns
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand
@@ -74,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lora_rank", type=option.RANKS.argument, help="LoRA of this rank; default: all weights are trained"
     )
-    parser.add_argument("--lora_targets", choices=LORA_TARGETS, help=f"as in fine-tuning; default {LORA_TARGETS[0]}")
+    parser.add_argument("--lora_targets", choices=TARGETS, help=f"as in fine-tuning; default {Adapter.targets}")
     parser.add_argument("--quantize_base", choices=("fp8",), help="as in fine-tuning, with LoRA in fp8")
     parser.add_argument(
         "--freeze", nargs="+", metavar="PATTERN", help="as in training: regular expressions of what is not"
@@ -153,13 +154,8 @@ def _lora(arguments: argparse.Namespace) -> dict[str, object]:
         raise ValueError("--quantize_base fp8 needs --precision fp8: such weights are multiplied in fp8")
     if getattr(arguments, STATES_ON_HOST):
         raise ValueError(f"--{STATES_ON_HOST} with --lora_rank: an adapter's states are too small to be moved")
-    targets = arguments.lora_targets or LORA_TARGETS[0]
-    return {
-        "lora": True,
-        "lora_rank": arguments.lora_rank,
-        "lora_targets": targets,
-        "quantize_base": arguments.quantize_base,
-    }
+    targets = arguments.lora_targets or Adapter.targets
+    return Adapter(rank=arguments.lora_rank, targets=targets, fp8_base=arguments.quantize_base is not None).flags
 
 
 def _task(arguments: argparse.Namespace) -> dict[str, object]:

@@ -8,17 +8,15 @@ from typing import Any
 
 from paddle_te.job import FINETUNE, PRETRAIN, Job
 from paddle_te.job.record import FLAGS
-from paddle_te.job.words import printed
+from paddle_te.job.words import options, printed
 from paddle_te.options.launcher import FLAGS as LAUNCHERS
 from paddle_te.options.launcher import OVERLAPS
+from paddle_te.options.lora import COUNTED as COUNTED_OF_ADAPTER
+from paddle_te.options.lora import Adapter
+from paddle_te.options.option import GIVEN
 from paddle_te.options.scripts import (
-    LAYERS_ON_HOST,
-    LORA_TARGETS,
-    OPTIMIZER,
-    STATES_ON_HOST,
     WHOLE_LAYERS,
     again,
-    in_chunks,
     stored_in_fp8,
 )
 
@@ -37,31 +35,10 @@ _SHORT = {
     "fp8_attention": "fp8_dpa",
     "main_grads": "amp_master_grad",
 }
-# The flags that the planner counts and the launcher has no argument for; those of an adapter
-COUNTED = (
-    *(flag for flag in _SHORT.values() if flag not in LAUNCHERS.values()),
-    *OPTIMIZER,
-    *again(),
-    *in_chunks(0),
-    *stored_in_fp8(True),
-    LAYERS_ON_HOST,
-    STATES_ON_HOST,
-    "release_grads",
-    "freeze",
-    "fp8_skip_layers",
-)
-ADAPTER = ("lora_rank", "quantize_base")
-_KEPT = (
-    "script",
-    "fp8_skip_layers",
-    *OPTIMIZER,
-    *stored_in_fp8(True),
-    "freeze",
-    "lora",
-    "lora_rank",
-    "lora_targets",
-    "quantize_base",
-)
+_PLANNED = {name: option.planned for name, option in options().items() if option.planned}
+# The flags that the planner counts and the launcher has no argument for, beside an adapter's
+COUNTED = tuple(name for name in _PLANNED if name not in Adapter().flags)
+_KEPT = ("script", *(name for name, how in _PLANNED.items() if how == GIVEN))
 _ONE: dict[str, object] = {"per_device_train_batch_size": 1, **again()}
 
 
@@ -75,7 +52,7 @@ def layout(
     recompute: str = "none",
     overlap: bool = False,
     fp8_input_store: bool = False,
-    lora: Mapping[str, object] | bool | None = False,
+    lora: Mapping[str, Any] | bool | None = False,
     **flags: Any,
 ) -> Job:
     """Return the Job that the launcher starts with te on so many devices of nvgpu.
@@ -87,8 +64,7 @@ def layout(
     known: dict[str, Any] = _ONE | (WHOLE_LAYERS | {"recompute_granularity": recompute} if recompute != "none" else {})
     known |= stored_in_fp8(True) if fp8_input_store else {}
     if isinstance(lora, Mapping):
-        known |= {"lora_rank": lora["rank"], "lora_targets": lora.get("targets", LORA_TARGETS[0])}
-        known |= {"quantize_base": "fp8" if lora.get("fp8_base") else None}
+        known |= Adapter(**lora).flags
     known |= by_flag(flags)
     made = Job(
         script=FINETUNE if lora else PRETRAIN,
@@ -128,7 +104,6 @@ def kept(job: Job) -> dict[str, Any]:
 
 def row_of(job: Job) -> dict[str, object]:
     """Return what `layout` makes the Job from, without defaults, as JSON has it."""
-    adapter = {"rank": job.lora_rank, "targets": job.lora_targets, "fp8_base": job.fp8_base}
     said = {
         "sharding": (job.sharding_ranks, 1),
         "stage": (job.stage, 1),
@@ -139,22 +114,13 @@ def row_of(job: Job) -> dict[str, object]:
     }
     plain = layout(job.world, job.sequence)
     said |= {name: (getattr(job, flag), getattr(plain, flag)) for name, flag in _SHORT.items()}
-    named = {
-        *_SHORT.values(),
-        *LAUNCHERS.values(),
-        "max_length",
-        "max_seq_len",
-        "lora",
-        "lora_rank",
-        "lora_targets",
-        "quantize_base",
-    }
+    named = {*_SHORT.values(), *LAUNCHERS.values(), *Adapter().flags, "max_length", "max_seq_len"}
     named |= {"script", "world", "use_fp8", "sequence_parallel", "pad_to_max_length", "recompute", "max_grad_norm"}
     named |= {"recompute_granularity", "sharding_parallel_config", *stored_in_fp8(True)}
     others = {name: value for name, value in differing(job, plain).items() if name not in named}
     row: dict[str, object] = {"gpus": job.world, "sequence": job.sequence}
     row |= {name: value for name, (value, default) in said.items() if value != default} | others
-    return row | ({"lora": adapter} if job.lora else {})
+    return row | ({"lora": job.adapter.counted} if job.lora else {})
 
 
 def differing(job: Job, other: Job) -> dict[str, object]:
@@ -200,7 +166,7 @@ def extra_flags(job: Job) -> dict[str, object]:
         optimizer_in_backward="off",
         use_fused_linear_cross_entropy=job.prefers,  # which has nothing else
     )
-    own = {"lora_rank": job.lora_rank} if job.lora else {}
+    own = {COUNTED_OF_ADAPTER["rank"]: job.adapter.rank} if job.lora else {}
     return own | {name: value for name, value in differing(job, plain).items() if name not in own}
 
 
@@ -215,8 +181,8 @@ def adapter_flags(job: Job) -> list[str]:
     """Return the words that fine-tuning and `paddle-te plan` have for an adapter, beside --lora."""
     if not job.lora:
         return []
-    targets = None if job.lora_targets == LORA_TARGETS[0] else job.lora_targets
-    return printed({"lora_rank": job.lora_rank, "lora_targets": targets, "quantize_base": job.quantize_base})
+    flags, plain = job.adapter.flags, Adapter(rank=0).flags  # a rank always differs
+    return printed({name: value for name, value in flags.items() if value != plain[name]})
 
 
 def shape(job: Job) -> str:

@@ -71,7 +71,7 @@ def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory
     by_all_to_all = layout.moe_token_dispatcher_type == "alltoall"
     stages = {0, layout.pp - 1}
     model = model.of_a_rank(layout.ep, by_all_to_all).of_a_tensor_rank(layout.tp)
-    if layout.fp8_skip_layers:
+    if layout.skipped_layers(model.layers):
         stages.add(min(1, layout.pp - 1))
     return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)
 
@@ -152,7 +152,7 @@ def trained_elements(model: Model, layout: Job, local: float) -> float:
     for gemm in adapted(model, layout):
         split_in, split_out = {"column": (1, layout.tp), "row": (layout.tp, 1), "whole": (1, 1)}[gemm.mode]
         elements += sum(gemm.inputs / split_in + size / split_out for size in gemm.outputs)
-    return layout.lora_rank * elements * model.layers / layout.pp
+    return layout.adapter.rank * elements * model.layers / layout.pp
 
 
 def adapted(model: Model, layout: Job) -> list[Gemm]:
@@ -364,7 +364,7 @@ def _kept_of_an_input(layout: Job, part: str) -> int:
 
 def _width(layout: Job, gemm: Gemm) -> int:
     """Columns of all A of a GEMM's weight side by side."""
-    return layout.lora_rank * len(gemm.outputs)
+    return layout.adapter.rank * len(gemm.outputs)
 
 
 def _packed_factors(model: Model, layout: Job) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from paddle_te.job import Job
+from paddle_te.options.lora import FP8_BASE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import kept
 from paddle_te.planner.memory import Memory
@@ -14,7 +15,6 @@ from paddle_te.planner.plan import Plan
 from paddle_te.planner.search import search
 
 COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}  # the smallest state of AdamW in 16 bits
-FP8_BASE = {"use_fp8": True, "quantize_base": "fp8"}
 
 
 def remedies(

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paddle_te.job import Job
-from paddle_te.options.fp8 import skipped_layers
 from paddle_te.planner.model import Model
 
 
 def share_in_16_bits(model: Model, layout: Job, stage: int | None = None) -> float:
     """Return the share of a pipeline stage's decoder layers that compute in 16 bits; of the whole model's for None."""
-    if layout.precision != "fp8":
-        return 0.0
-    skipped = skipped_layers(layout.fp8_skip_layers, model.layers)
+    skipped = layout.skipped_layers(model.layers)
     size = model.layers / layout.pp
     begin, end = (0.0, model.layers) if stage is None else (stage * size, (stage + 1) * size)
     return sum(begin <= number < end for number in skipped) / (end - begin)

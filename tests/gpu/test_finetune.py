@@ -12,6 +12,7 @@ from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.models.lora import TARGETS
 from paddle_te.ops.te import attention
+from paddle_te.options.lora import Adapter
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
 from tests.small_models import (
@@ -49,7 +50,7 @@ def whole(generator, batch=2, length=32):
 
 
 def with_lora(model, targets, weights=None):
-    lora = TELoRAModel(model, lora_config(targets, r=16, dtype=model.config.dtype))
+    lora = TELoRAModel(model, lora_config(Adapter(targets=targets, rank=16), model.config.dtype))
     for name, parameter in lora.model.named_parameters():
         if "lora_" in name:
             value = weights[name] if weights else 0.1 * np.random.standard_normal(parameter.shape).astype("float32")

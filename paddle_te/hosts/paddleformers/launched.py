@@ -7,7 +7,7 @@ consists of, which projections LoRA is for.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import make_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,29 +23,15 @@ from paddle_te.hosts.paddleformers.batches import FLASH_MASK
 from paddle_te.hosts.paddleformers.callbacks import run_callbacks
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.weights import vocabulary_of
+from paddle_te.job.words import options
 from paddle_te.models.lora import TARGETS
-from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, PRETRAIN_DATA, PRETRAINING
+from paddle_te.options.option import HOSTED
 from paddle_te.runs.heartbeat import has_launcher
 from paddle_te.training.liveness import show_signs_of_life
 from paddle_te.training.schedule import annealing
 from paddle_te.training.signals import ExitSignalCallback
 
-_NAMES = {
-    "mock_data",
-    "reset_attention_mask",
-    "reset_position_ids",
-    "min_learning_rate",
-    "src_length",
-    "pad_to_multiple_of",
-    "lora_targets",
-}
-OPTIONS = {
-    option.name: option
-    for option in (*PRETRAIN_DATA, *PRETRAINING, *FINETUNE_DATA, *FINETUNE_MODEL)
-    if option.name in _NAMES
-}
-# Of a recipe that says nothing about them: PaddleFormers' own
-_Said = make_dataclass("_Said", [(name, object, None) for name in OPTIONS])
+OPTIONS = {name: option for name, option in options().items() if option.line == HOSTED}
 
 
 @contextmanager
@@ -54,7 +40,7 @@ def launched(**said: Any) -> Iterator[None]:
 
     Where a launcher watches, they tell it how they get on and leave what its runs leave.
     """
-    lines = _Said(**said)
+    lines = SimpleNamespace(**dict.fromkeys(OPTIONS) | said)  # None: as PaddleFormers does it by itself
     ours: dict[str, Any] = {}
     if lines.mock_data:
         ours["create_pretrained_dataset"] = _random_tokens

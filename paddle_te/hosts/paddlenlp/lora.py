@@ -14,9 +14,10 @@ from paddle_te.distributed.expert_parallel import all_experts, experts_share, ow
 from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, on_device, verification
 from paddle_te.models.lora import TARGETS, DecoderLoRA
+from paddle_te.options.lora import Adapter
 from paddle_te.weights import CheckpointError, Dims
 from paddle_te.weights.adapters import check_fits, open_adapter
-from paddle_te.weights.adapters.files import Adapter
+from paddle_te.weights.adapters.files import Adapter as Saved
 from paddle_te.weights.adapters.names import form_for
 from paddle_te.weights.adapters.sharing import check_trainable, shares
 from paddle_te.weights.names import FUSED, NATIVE
@@ -28,7 +29,7 @@ _EXPERTS = ".experts."  # in the names of A and B that each expert has
 def target_modules(targets: str) -> list[str]:
     """Return LoRAConfig's target_modules for "all", "attention" or "mlp", for every backend and native weights."""
     if targets not in TARGETS:
-        raise ValueError(f"lora_targets={targets!r}; it may be {', '.join(TARGETS)}")
+        raise ValueError(f"targets={targets!r}; they may be {', '.join(TARGETS)}")
     return [rf".*\.{name}" for name in _module_names([name.removesuffix("_proj") for name in TARGETS[targets]])]
 
 
@@ -39,7 +40,7 @@ def _module_names(parts: Collection[str]) -> dict[str, None]:
     return dict.fromkeys((*(f"{part}_proj" for part in parts), *(name.split(".")[-1] for name in native)))
 
 
-def _targets_of(adapter: Adapter, num_layers: int) -> list[str]:
+def _targets_of(adapter: Saved, num_layers: int) -> list[str]:
     """Return target_modules of the modules that an Adapter has A and B for."""
     layers: dict[str, set[int | None]] = {}
     for place in adapter.parts:
@@ -86,52 +87,37 @@ def lora_model_class(backend: str) -> Any:
     return LoRAModel if backend == "none" else TELoRAModel
 
 
-def lora_config(
-    targets: str = "all",
-    r: int = 32,
-    lora_alpha: float | None = None,
-    lora_dropout: float = 0.0,
-    dtype: str | None = None,
-    tensor_parallel_degree: int = -1,
-    rslora: bool = False,
-    lora_plus_scale: float = 1.0,
-) -> HostConfig:
-    """Return the LoRAConfig for "all", "attention" or "mlp" projections of any backend.
-
-    scaling = lora_alpha / r, with rslora lora_alpha / sqrt(r). lora_alpha: by default 2 r, with rslora 4, as
-    PaddleNLP's run_finetune.py has it. lora_plus_scale: the learning rate of B over that of A.
-    """
-    if lora_alpha is None:
-        lora_alpha = 4 if rslora else 2 * r
+def lora_config(adapter: Adapter, dtype: str | None = None, tensor_parallel_degree: int = -1) -> HostConfig:
+    """Return the LoRAConfig of an adapter, for the projections of any backend."""
     return LoRAConfig(
-        target_modules=target_modules(targets),
-        r=r,
-        lora_alpha=lora_alpha,
-        lora_dropout=lora_dropout,
-        rslora=rslora,
-        lora_plus_scale=lora_plus_scale,
+        target_modules=target_modules(adapter.targets),
+        r=adapter.rank,
+        lora_alpha=adapter.numerator,
+        lora_dropout=adapter.dropout,
+        rslora=adapter.rslora,
+        lora_plus_scale=adapter.plus_scale,
         dtype=dtype,
         tensor_parallel_degree=tensor_parallel_degree,
     )
 
 
 def load_lora(
-    model: HostModel, folder: str | Path, backend: str, verify: str = FULL, lora_plus_scale: float = 1.0
+    model: HostModel, folder: str | Path, backend: str, verify: str = FULL, plus_scale: float = Adapter.plus_scale
 ) -> HostModel:
     """Return the LoRAModel around `model` with the adapter in `folder`.
 
     The adapter is PEFT's, PaddleFormers', or PaddleNLP's of any backend and in any degrees. All processes call it.
 
-    verify: how much of the folder's manifest, if it has one, is compared first. lora_plus_scale: as `lora_config`'s, of
-    further training. Raises CheckpointError where there is no adapter, or that of another model, and for files that are
-    damaged or would run code when they are loaded.
+    verify: how much of the folder's manifest, if it has one, is compared first. plus_scale: B's learning rate
+    over A's in further training. Raises CheckpointError where there is no adapter, or that of another model, and for
+    files that are damaged or would run code when they are loaded.
     """
     verification(verify).check(folder)
     config, dims = model.config, Dims(spec_of(model.config))
     adapter = open_adapter(folder, family_of(config))
     check_fits(adapter, dims, "this run's model", is_tied(config))
     check_trainable(adapter)
-    lora = lora_model_class(backend)(model, _config_of(adapter, model, lora_plus_scale))
+    lora = lora_model_class(backend)(model, _config_of(adapter, model, plus_scale))
     _set_adapter(lora, adapter)
     return lora
 
@@ -146,7 +132,7 @@ def read_lora(lora: HostModel, folder: str | Path) -> None:
     _set_adapter(lora, adapter)
 
 
-def _set_adapter(lora: HostModel, adapter: Adapter) -> None:
+def _set_adapter(lora: HostModel, adapter: Saved) -> None:
     """Give each rank its share of an Adapter."""
     config = lora.model.config
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
@@ -161,7 +147,7 @@ def _own(array: NDArray[Any], degree: int, rank: int) -> NDArray[Any]:
     return own_experts(array[rank * size : (rank + 1) * size])
 
 
-def _config_of(adapter: Adapter, model: HostModel, lora_plus_scale: float) -> HostConfig:
+def _config_of(adapter: Saved, model: HostModel, plus_scale: float) -> HostConfig:
     """Return the LoRAConfig of an Adapter on a model, whose own dtype may be another than its config.json's."""
     settings, config = adapter.settings, model.config
     dtype = next(weight.dtype for weight in model.parameters() if weight.is_floating_point())
@@ -171,7 +157,7 @@ def _config_of(adapter: Adapter, model: HostModel, lora_plus_scale: float) -> Ho
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         rslora=settings.rslora,
-        lora_plus_scale=lora_plus_scale,
+        lora_plus_scale=plus_scale,
         dtype=str(dtype).removeprefix("paddle."),
         tensor_parallel_degree=config.tensor_parallel_degree,
         base_model_name_or_path=settings.base,

@@ -16,6 +16,8 @@ from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
 from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
+from paddle_te.options.lora import LoRA
+from paddle_te.options.option import HOSTED, SAME, SILENT, options_of
 from paddle_te.runs.checkpoints import find_checkpoint
 
 RECIPE = "recipe.json"  # in the run's folder
@@ -23,52 +25,12 @@ SCRIPT = ROOT / "paddle_te/hosts/paddleformers/__main__.py"
 WITHOUT = "PaddleFormers has nothing like it; leave it out, or take HOST=paddlenlp"
 
 # What says nothing to PaddleFormers: it decides itself, or `start` has put it into the folder that it reads
-_SILENT = {
-    "model_name_or_path",
-    "tokenizer_name_or_path",
-    "te_init_weight_path",
-    "dataset_name_or_path",
-    "input_dir",
-    "continue_training",
-    "pipeline_parallel_config",
-    "use_flash_attention",
-    "use_fused_rope",
-    "use_fused_rms_norm",
-    "fuse_attention_qkv",
-    "fuse_attention_ffn",
-    "lora_alpha",
-}
-# Ours, which PaddleFormers has under the same name, or hosts/paddleformers reads
-_TAKEN = {
-    "mock_data",
-    "reset_attention_mask",
-    "reset_position_ids",
-    "share_folder",
-    "split",
-    "min_learning_rate",
-    "decay_steps",
-    "eval_iters",
-    "recompute_use_reentrant",
-    "src_length",
-    "pad_to_multiple_of",
-    "lora",
-    "lora_rank",
-    "lora_targets",
-    "lora_path",
-    *LAYER_OPTIONS,
-}
-_OURS = {
-    option.name: option
-    for options in (
-        scripts.TRAINING,
-        scripts.PRETRAINING,
-        scripts.PRETRAIN_MODEL,
-        scripts.PRETRAIN_DATA,
-        scripts.FINETUNE_MODEL,
-        scripts.FINETUNE_DATA,
-        scripts.LAYERS,
-    )
-    for option in options
+_SILENT = {"pipeline_parallel_config", "use_fused_rope", "use_fused_rms_norm"}
+_SILENT |= {name for name, option in words.options().items() if option.line == SILENT}
+# The sections of each job whose lines a recipe always has, since PaddleFormers' own defaults are others
+_WRITTEN: dict[str, tuple[type, ...]] = {
+    "pretrain": (scripts.PretrainData, scripts.Schedule),
+    "finetune": (scripts.FinetuneData,),
 }
 # Others of PaddleNLP's that may be asked for: the value that asks for nothing
 _REFUSED = {
@@ -76,7 +38,11 @@ _REFUSED = {
     "sharding_parallel_config": "",
     "unified_checkpoint": False,
     "unified_checkpoint_config": "",
-} | {name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *LINES}}
+} | {
+    name: option.default
+    for name, option in words.options().items()
+    if not (option.source or option.line or name in LAYER_OPTIONS)
+}
 # What the launcher itself must know: the flag, and its argument or variable for it
 _LAUNCHERS = {
     "model_name_or_path": "model_name",
@@ -139,10 +105,13 @@ def recipe_text(
     for name, nothing in _REFUSED.items():
         if given.get(name, nothing) != nothing:
             raise LaunchError(f"{name}={_said(given[name])}: {WITHOUT}")
-    if given.get("lora") and given.get("lora_alpha", 2 * given.get("lora_rank", 32)) != 2 * given.get("lora_rank", 32):
-        raise LaunchError(f"lora_alpha={given['lora_alpha']}: in PaddleFormers it is twice lora_rank; leave it out")
+    asked = Job.of(given, script=job)
+    if asked.lora and asked.adapter.numerator != 2 * asked.adapter.rank:
+        raise LaunchError(f"lora_alpha={asked.adapter.alpha}: in PaddleFormers it is twice lora_rank; leave it out")
+    sections = (*_WRITTEN[job], *((LoRA,) if asked.lora else ()))
+    written = {each.name: getattr(asked, each.name) for each in options_of(*sections) if each.line in (SAME, HOSTED)}
     known = {"pretrain": _pretraining, "finetune": _fine_tuning}[job](args, given)
-    lines = known | _precision(args, given, device) | recompute_lines(Job.of(given))
+    lines = written | known | _precision(args, given, device) | recompute_lines(asked)
     lines |= _layout(args) | _resume(args, output)
     lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
     combined = _SILENT | _REFUSED.keys() | {"bf16", "recompute", "resume_from_checkpoint", "fp16_opt_level"}
@@ -159,9 +128,6 @@ def _pretraining(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
         "input_dir": None if args.MOCK_DATA else corpora(given["input_dir"]),
         "continue_training": args.init_weight != "none",
         "dataloader_shuffle": False,  # the index is shuffled
-        "reset_attention_mask": given.get("reset_attention_mask", False),
-        "reset_position_ids": given.get("reset_position_ids", False),
-        "eval_iters": given.get("eval_iters", 10),
     }
 
 
@@ -178,10 +144,8 @@ def _fine_tuning(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
         "stage": "SFT",
         "fine_tuning": "lora" if lora else "full",
         "lora": None,
-        "lora_rank": given.get("lora_rank", 32) if lora else None,
         "num_train_epochs": given.get("num_train_epochs", 3),  # PaddleNLP's default; PaddleFormers' is 1
         "packing": given.get("zero_padding", False),
-        "pad_to_multiple_of": given.get("pad_to_multiple_of", 16),
         **({"evaluation_strategy": given.get("evaluation_strategy", "epoch")} if given.get("do_eval") else {}),
     }
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddlenlp.loading import load_model
 from paddle_te.hosts.paddlenlp.lora import lora_config, lora_model_class
+from paddle_te.options.lora import Adapter
 from paddle_te.weights import convert
 from paddle_te.weights.adapters.peft import convert_adapter
 from tests.small_checkpoints import save_models
@@ -115,7 +116,7 @@ def test_peft_computes_what_ours_does(tmp_path, seed):
         place.mkdir()
         save_models(place, seed, family=kind)
         lora = lora_model_class(backend)(
-            load_model(place / backend, backend), lora_config(targets, 4, 8, rslora=rslora)
+            load_model(place / backend, backend), lora_config(Adapter(targets=targets, rank=4, alpha=8, rslora=rslora))
         )
         draw_adapters(lora)
         np.save(place / "ours.npy", lora(ids)[0].numpy())

@@ -17,6 +17,7 @@ from paddle_te.native import rmsnorm
 from paddle_te.ops.te import packing
 from paddle_te.optimizer import fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact
+from paddle_te.options.lora import Adapter
 from tests import emulated_te, small_models
 
 SIZES = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
@@ -77,7 +78,7 @@ def peak(case):
         model.recompute_enable()
     freeze(model, layout.get("freeze"))
     if lora:
-        model = TELoRAModel(model, lora_config("all", lora["rank"], dtype="bfloat16"))
+        model = TELoRAModel(model, lora_config(Adapter(rank=lora["rank"]), "bfloat16"))
     model.train()
     clip = paddle.nn.ClipGradByGlobalNorm(1.0)
     rate = paddle.optimizer.lr.LinearWarmup(1e-3, 3, 0.0, 1e-3)

@@ -21,6 +21,7 @@ from paddle_te.options import (
     check_values,
     configure,
     launcher,
+    lora,
     pages,
     scripts,
     with_options,
@@ -154,8 +155,9 @@ def test_no_flag_is_defined_elsewhere(cls):
 
 
 def test_lora_has_all_targets():
-    assert tuple(TARGETS) == scripts.LORA_TARGETS
-    assert launcher.METHODS == {"full": None, "lora": "all", "lora-attention": "attention", "lora-mlp": "mlp"}
+    assert tuple(TARGETS) == lora.TARGETS
+    asked = {name: flags.get("lora_targets") for name, flags in launcher.METHODS.items()}
+    assert asked == {"full": None, "lora": "all", "lora-attention": "attention", "lora-mlp": "mlp"}
 
 
 def settings():

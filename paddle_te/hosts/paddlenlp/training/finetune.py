@@ -102,7 +102,7 @@ def make_config(
 
 def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
     make = model_class(config, training_args.pipeline_parallel_degree > 1)
-    in_fp8, verify = model_args.quantize_base is not None, training_args.verify_checkpoint
+    in_fp8, verify = model_args.fp8_base, training_args.verify_checkpoint
     model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8, verify)
     if training_args.recompute:
         model.recompute_enable()
@@ -112,7 +112,7 @@ def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_
 def add_lora(model: HostModel, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
-        verify, plus = training_args.verify_checkpoint, model_args.lora_plus_scale
+        verify, plus = training_args.verify_checkpoint, model_args.adapter.plus_scale
         return load_lora(model, model_args.lora_path, backend, verify, plus)
     config: HostConfig = new_adapter(model_args, training_args)
     config.base_model_name_or_path = model_args.model_name_or_path
@@ -123,16 +123,7 @@ def new_adapter(model_args: FinetuneModelArguments, training_args: HostArguments
     """Return the LoRAConfig that the flags ask for; None where they ask for none, or for one that is there."""
     if not model_args.lora or model_args.lora_path:
         return None
-    return lora_config(
-        model_args.lora_targets,
-        model_args.lora_rank,
-        model_args.lora_alpha,
-        model_args.lora_dropout,
-        training_args.model_dtype,
-        training_args.tensor_parallel_degree,
-        model_args.rslora,
-        model_args.lora_plus_scale,
-    )
+    return lora_config(model_args.adapter, training_args.model_dtype, training_args.tensor_parallel_degree)
 
 
 class Finetuning:
@@ -271,7 +262,7 @@ def tune(kind: type[Finetuning]) -> None:
         course = make_course(len(train), checkpoint, training_args) if train else None
         identity = task.data_identity(template) if train else None
         if checkpoint:
-            recipe = fp8_recipe(config) if model_args.quantize_base else None
+            recipe = fp8_recipe(config) if model_args.fp8_base else None
             quantized = stored_scaling(recipe).words if recipe else None
             values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
             check_fits(checkpoint, values, identity, training_args)

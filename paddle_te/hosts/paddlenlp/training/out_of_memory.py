@@ -15,6 +15,7 @@ from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.job import Job
 from paddle_te.job.words import printed
 from paddle_te.models.lora import TARGETS
+from paddle_te.options.lora import Adapter
 from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import adapter_flags, extra_arguments, shape
@@ -102,8 +103,7 @@ def lora_of(model: HostModel) -> dict[str, Any]:
     """Return the flags of a TELoRAModel. Other target_modules than those of a flag count as all."""
     there = {*model.lora_config.target_modules}
     targets = next((name for name in TARGETS if {*target_modules(name)} == there), "all")
-    base = None if model.base_precision is None else "fp8"
-    return {"lora": True, "lora_rank": model.lora_config.r, "lora_targets": targets, "quantize_base": base}
+    return Adapter(rank=model.lora_config.r, targets=targets, fp8_base=model.base_precision is not None).flags
 
 
 def job_of_run(config: HostConfig, args: HostArguments, lora: Mapping[str, Any] | None = None) -> Job:

@@ -10,6 +10,7 @@ from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.ops.te.counting import count_entry_points
+from paddle_te.options.lora import Adapter
 from tests import emulated_te
 from tests.bfloat16 import truncated
 from tests.te_weights import relative
@@ -168,7 +169,7 @@ def test_generates(seed):
 def test_lora_leaves_the_head_as_it_is(seed):
     inputs, runs = batch(seed), []
     for on in (False, True):
-        model = TELoRAModel(make(seed, on), lora_config(r=4))
+        model = TELoRAModel(make(seed, on), lora_config(Adapter(rank=4)))
         paddle.seed(seed)
         draw_adapters(model)
         for _ in range(2):

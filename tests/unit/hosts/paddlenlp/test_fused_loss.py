@@ -7,6 +7,7 @@ import pytest
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.layers import cross_entropy
+from paddle_te.options.lora import Adapter
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config
 
@@ -74,7 +75,7 @@ def test_lora(seed):
     """The head is frozen: no gradient of its weight is computed, those of the adapter are the same."""
     batch, runs = inputs(), []
     for fused in (False, True):
-        model = TELoRAModel(make(seed, fused), lora_config(r=4))
+        model = TELoRAModel(make(seed, fused), lora_config(Adapter(rank=4)))
         paddle.seed(seed)
         draw_adapters(model)
         loss = model(**batch)[0]

@@ -14,6 +14,7 @@ from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.generation import left_padded
 from paddle_te.hosts.paddlenlp.loading import load_model
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
+from paddle_te.options.lora import Adapter
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.adapters.peft import convert_adapter
 from tests import model_cases
@@ -153,7 +154,7 @@ def test_a_checkpoint_of_its_own(saved, tmp_path):
 def test_lora_beside_all_weights(saved, tmp_path):
     folder, _ = saved
     ids = paddle.to_tensor(model_cases.tokens(SEED))
-    lora = TELoRAModel(load_model(folder, "paddle"), lora_config("all", r=4, lora_alpha=8))
+    lora = TELoRAModel(load_model(folder, "paddle"), lora_config(Adapter(rank=4, alpha=8)))
     draw_adapters(lora)
     want = lora(ids)[0].numpy()
     lora.save_pretrained(str(tmp_path / "ours"))

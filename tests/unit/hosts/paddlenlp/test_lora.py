@@ -21,6 +21,7 @@ from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, 
 from paddle_te.layers import stored_weights
 from paddle_te.models.lora import TARGETS
 from paddle_te.optimizer import fuse_clipping
+from paddle_te.options.lora import Adapter
 from paddle_te.weights import CheckpointError, check_layout, convert, te_to_native
 from paddle_te.weights.adapters.peft import convert_adapter
 from tests.small_models import LORA_PARTS
@@ -73,7 +74,7 @@ def loss_of(model, ids):
 ])  # fmt: skip
 def test_same_loss_and_gradients_as_paddlenlps(seed, targets, kv_heads, family):
     sizes = dict(num_key_value_heads=kv_heads, initializer_range=0.1)
-    native, ours = lora_pair(lambda: lora_config(targets, r=8), family, **sizes)
+    native, ours = lora_pair(lambda: lora_config(Adapter(targets=targets, rank=8)), family, **sizes)
     ids = paddle.randint(0, 96, [2, 20])
     losses = [loss_of(model, ids) for model in (native, ours)]
     for loss in losses:
@@ -95,7 +96,7 @@ def test_same_loss_and_gradients_as_paddlenlps(seed, targets, kv_heads, family):
 @pytest.mark.parametrize("names", [[".*q_proj", ".*v_proj"], [".*up_proj"], [".*down_proj", ".*k_proj"]])
 def test_some_parts_only(seed, names):
     def config():
-        config = lora_config(r=4)
+        config = lora_config(Adapter(rank=4))
         config.target_modules = names
         return config
 
@@ -108,7 +109,7 @@ def test_some_parts_only(seed, names):
 
 
 def test_merge_gives_the_same_logits_and_unmerge_the_weights(seed):
-    _, ours = lora_pair(lora_config, initializer_range=0.1)
+    _, ours = lora_pair(lambda: lora_config(Adapter()), initializer_range=0.1)
     ids = paddle.randint(0, 96, [2, 12])
     weights = {name: value.numpy() for name, value in ours.model.state_dict().items()}
     apart = ours(ids)[0].numpy()
@@ -132,7 +133,7 @@ def test_merge_gives_the_same_logits_and_unmerge_the_weights(seed):
 def test_lora_plus_moves_b_faster_as_paddlenlps(seed, fused):
     """After a step of AdamW with weight decay, in Paddle's own form and in one call."""
     paddle.seed(seed)
-    native, ours = lora_pair(lambda: lora_config(r=4, lora_plus_scale=4.0))
+    native, ours = lora_pair(lambda: lora_config(Adapter(rank=4, plus_scale=4.0)))
     ids, before = paddle.randint(0, 64, [2, 16]), {}
     for model in (native, ours):
         trained = [weight for weight in model.parameters() if not weight.stop_gradient]
@@ -159,7 +160,7 @@ def test_a_new_adapter_changes_nothing(seed):
     model = LlamaForCausalLM(tiny_config())
     ids = paddle.randint(0, 96, [1, 8])
     want = model(ids)[0].numpy()
-    assert relative(TELoRAModel(model, lora_config())(ids)[0], want) < 1e-6
+    assert relative(TELoRAModel(model, lora_config(Adapter()))(ids)[0], want) < 1e-6
 
 
 @pytest.mark.parametrize("fp8_recipe", ["delayed", "current"])
@@ -167,7 +168,7 @@ def test_in_fp8_frozen_weights_train(seed, fp8_recipe):
     """The frozen GEMMs are those of fp8; A and B are not, and learn."""
     paddle.seed(seed)
     settings = dict(use_fp8=True, fp8_recipe=fp8_recipe, initializer_range=0.1)
-    lora = TELoRAModel(LlamaForCausalLM(tiny_config(**settings)), lora_config(r=4))
+    lora = TELoRAModel(LlamaForCausalLM(tiny_config(**settings)), lora_config(Adapter(rank=4)))
     lora.train()
     frozen = {n: p.numpy() for n, p in lora.model.named_parameters() if p.stop_gradient}
     trained = [p for p in lora.model.parameters() if not p.stop_gradient]
@@ -189,7 +190,7 @@ def lora_in_fp8(folder, in_fp8, targets="all", fp8_recipe="current"):
     """TELoRAModel of the model in a folder, whose weights exist in fp8 only or are quantized in each step."""
     config = load_config(folder, "paddle", use_fp8=True, fp8_recipe=fp8_recipe, seq_length=64)
     model = from_pretrained(LlamaForCausalLM, folder, config, "float32", in_fp8)
-    return TELoRAModel(model, lora_config(targets, r=4))
+    return TELoRAModel(model, lora_config(Adapter(targets=targets, rank=4)))
 
 
 @pytest.mark.parametrize("targets, fp8_recipe", [*((targets, "current") for targets in TARGETS), ("mlp", "block")])
@@ -228,7 +229,7 @@ def test_weights_in_fp8_only_are_not_trained(seed, tmp_path):
 def test_recompute_gives_the_same_gradients(seed, granularity):
     paddle.seed(seed)
     settings = dict(recompute=True, recompute_granularity=granularity, initializer_range=0.1)
-    _, lora = lora_pair(lambda: lora_config(r=4), **settings)
+    _, lora = lora_pair(lambda: lora_config(Adapter(rank=4)), **settings)
     lora.train()
     ids = paddle.randint(0, 96, [2, 16])
     gradients = []
@@ -248,7 +249,7 @@ def test_recompute_gives_the_same_gradients(seed, granularity):
 def test_save_load_and_merged_checkpoint(seed, tmp_path, backend):
     base = {"none": modeling.LlamaForCausalLM, "paddle": LlamaForCausalLM}[backend](tiny_config(initializer_range=0.1))
     base.save_pretrained(str(tmp_path / "base"))
-    lora = {"none": LoRAModel, "paddle": TELoRAModel}[backend](base, lora_config("attention", r=4))
+    lora = {"none": LoRAModel, "paddle": TELoRAModel}[backend](base, lora_config(Adapter(targets="attention", rank=4)))
     draw_adapters(lora)
     ids = paddle.randint(0, 96, [2, 12])
     want = lora(ids)[0].numpy()
@@ -273,7 +274,9 @@ def test_save_load_and_merged_checkpoint(seed, tmp_path, backend):
 )
 def test_by_way_of_pefts_folder_and_back(seed, tmp_path, family, targets):
     """From pd to PEFT's folder, from there to native layers, and again: the same logits and bits, as rsLoRA scales."""
-    _, ours = lora_pair(lambda: lora_config(targets, r=4, lora_alpha=8, rslora=True), family, initializer_range=0.1)
+    _, ours = lora_pair(
+        lambda: lora_config(Adapter(targets=targets, rank=4, alpha=8, rslora=True)), family, initializer_range=0.1
+    )
     assert ours.lora_config.scaling == 4
     ids = paddle.randint(0, 96, [2, 12])
     want = ours(ids)[0].numpy()
@@ -298,7 +301,7 @@ def test_by_way_of_pefts_folder_and_back(seed, tmp_path, family, targets):
 @pytest.mark.parametrize("parts", [dict(attention="q_proj"), dict(attention="q_proj", mlp="down_proj")])
 def test_some_layers_only(seed, tmp_path, parts):
     """Of PEFT's layers_to_transform, say: no other layer gets A and B."""
-    config = lora_config(r=2)
+    config = lora_config(Adapter(rank=2))
     config.target_modules = [rf".*layers\.1\..*{name}" for name in parts.values()]
     lora = TELoRAModel(LlamaForCausalLM(tiny_config(initializer_range=0.1)), config)
     draw_adapters(lora)
@@ -313,7 +316,7 @@ def test_some_layers_only(seed, tmp_path, parts):
 
 def test_an_adapter_that_training_does_not_go_on_from(seed, tmp_path):
     """One with an A each for q, k and v, on PaddleNLP's fused weights; one of several ranks."""
-    lora = TELoRAModel(LlamaForCausalLM(tiny_config()), lora_config(r=2))
+    lora = TELoRAModel(LlamaForCausalLM(tiny_config()), lora_config(Adapter(rank=2)))
     lora.save_pretrained(str(tmp_path / "ours"))
     config = tiny_config(transformer_engine_backend="none")
     config.fuse_attention_qkv = True
@@ -329,7 +332,7 @@ def test_an_adapter_that_training_does_not_go_on_from(seed, tmp_path):
 
 def test_an_adapter_of_another_dtype(seed, tmp_path):
     """Trained in bfloat16, loaded in float32."""
-    _, lora = lora_pair(lambda: lora_config(r=4), initializer_range=0.1)
+    _, lora = lora_pair(lambda: lora_config(Adapter(rank=4)), initializer_range=0.1)
     for name, parameter in lora.model.named_parameters():
         if "lora_" in name:
             parameter.set_value(parameter.astype("bfloat16").astype("float32"))
@@ -345,7 +348,7 @@ def test_an_adapter_of_another_dtype(seed, tmp_path):
 @pytest.mark.parametrize("name", ["lora_model_state.pdparams", "lora_model_state.tp01.pdparams", "peft_model.pdparams"])
 def test_a_hostile_adapter_is_refused_and_not_run(tmp_path, name):
     assert_it_works(tmp_path)
-    lora_config(r=4).save_pretrained(str(tmp_path))
+    lora_config(Adapter(rank=4)).save_pretrained(str(tmp_path))
     paddle.save({}, str(tmp_path / "lora_model_state.pdparams"))
     (tmp_path / name).write_bytes(hostile_pickle(tmp_path / "ran"))
     with pytest.raises(CheckpointError, match=f"{name}: refused: it holds posix.system.*it was not run"):
@@ -354,7 +357,7 @@ def test_a_hostile_adapter_is_refused_and_not_run(tmp_path, name):
 
 
 def test_an_adapter_that_is_cut_short_is_refused(tmp_path):
-    lora_config(r=4).save_pretrained(str(tmp_path))
+    lora_config(Adapter(rank=4)).save_pretrained(str(tmp_path))
     (tmp_path / "lora_model_state.pdparams").write_bytes(pickle.dumps({"a": 1.0}, protocol=4)[:-3])
     with pytest.raises(CheckpointError, match="lora_model_state.pdparams: truncated"):
         load_lora(LlamaForCausalLM(tiny_config()), tmp_path, "paddle")
@@ -369,14 +372,14 @@ def test_no_adapter_is_an_error(tmp_path):
     "name, value", [("pissa", True), ("use_mora", True), ("lora_use_mixer", True), ("trainable_bias", "all")]
 )
 def test_what_is_not_built_is_refused(name, value):
-    config = lora_config()
+    config = lora_config(Adapter())
     setattr(config, name, value)
     with pytest.raises(ValueError, match=name):
         TELoRAModel(LlamaForCausalLM(tiny_config()), config)
 
 
 def test_targets_that_match_nothing_are_refused():
-    config = lora_config()
+    config = lora_config(Adapter())
     config.target_modules = ["query"]
     with pytest.raises(ValueError, match="match nothing"):
         TELoRAModel(LlamaForCausalLM(tiny_config()), config)
@@ -386,7 +389,7 @@ def test_targets_that_match_nothing_are_refused():
 
 def test_an_adapter_with_a_flipped_bit(seed, tmp_path):
     """What a run has saved with a manifest is compared with it."""
-    lora = TELoRAModel(LlamaForCausalLM(tiny_config()), lora_config(r=4))
+    lora = TELoRAModel(LlamaForCausalLM(tiny_config()), lora_config(Adapter(rank=4)))
     lora.save_pretrained(str(tmp_path))
     complete(tmp_path)
     path = tmp_path / "lora_model_state.pdparams"
@@ -417,7 +420,7 @@ def test_ranks_that_divide_experts_have_one_adapter(tmp_path, monkeypatch):
     monkeypatch.setattr(expert_parallel.dist, "all_gather", gather)
     saved = {}
     for rank in (1, 0):
-        lora = TELoRAModel(experts_of(rank, monkeypatch), lora_config("all", r=4, lora_alpha=8))
+        lora = TELoRAModel(experts_of(rank, monkeypatch), lora_config(Adapter(rank=4, alpha=8)))
         draw_adapters(lora)
         lora.save_pretrained(str(tmp_path / str(rank)), variant=f"ep{rank:02d}", is_main_process=rank == 0)
         saved[rank] = {name: value.numpy() for name, value in lora.model.state_dict().items() if "lora_" in name}
@@ -428,7 +431,7 @@ def test_ranks_that_divide_experts_have_one_adapter(tmp_path, monkeypatch):
         assert (whole[name] == (np.concatenate([value, value + 1]) if ".experts." in name else value)).all(), name
     for rank in (0, 1):
         found = load_lora(experts_of(rank, monkeypatch), tmp_path / "0", "paddle")
-        again = TELoRAModel(experts_of(rank, monkeypatch), lora_config("all", r=4, lora_alpha=8))
+        again = TELoRAModel(experts_of(rank, monkeypatch), lora_config(Adapter(rank=4, alpha=8)))
         read_lora(again, tmp_path / "0")
         for name, value in saved[0].items():
             own = value + rank * (".experts." in name)

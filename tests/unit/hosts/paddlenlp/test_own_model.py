@@ -18,6 +18,7 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.generation import left_padded
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_config, load_model
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config
+from paddle_te.options.lora import Adapter
 from paddle_te.weights import CheckpointError, convert, safetensors
 from paddle_te.weights.adapters.peft import convert_adapter
 from paddle_te.weights.layout import Dims, hf_layout
@@ -177,7 +178,7 @@ STACKED = ["granitemoe", "gpt_oss"]  # whose experts are one tensor, beside whic
 
 def save_adapter(folder, output, targets, ids):
     """Return the logits of the model with an adapter, which is saved."""
-    lora = TELoRAModel(load_model(folder, "paddle"), lora_config(targets, r=4, lora_alpha=8))
+    lora = TELoRAModel(load_model(folder, "paddle"), lora_config(Adapter(targets=targets, rank=4, alpha=8)))
     draw_adapters(lora)
     lora.save_pretrained(str(output))
     return lora(ids)[0].numpy()

@@ -13,6 +13,7 @@ from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.models.pipeline import InPipeline
 from paddle_te.ops import documents
+from paddle_te.options.lora import Adapter
 from tests.packed_cases import random_rows, spans
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config
@@ -94,7 +95,7 @@ def test_an_adapter_learns_from_documents(seed):
     dense = (tokens[:, None] >= tokens) & (tokens[:, None] < flash_mask)
     results = []
     for told in dict(cu_seqlens=inputs.pop("cu_seqlens")), dict(attention_mask=paddle.to_tensor(dense[:, None])):
-        model = TELoRAModel(make(seed), lora_config(r=4))
+        model = TELoRAModel(make(seed), lora_config(Adapter(rank=4)))
         paddle.seed(seed)
         draw_adapters(model)
         loss = model(**inputs, **told)[0]

@@ -11,6 +11,7 @@ from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments, ScriptParser
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments
 from paddle_te.job import Job
+from paddle_te.options.lora import Adapter
 from paddle_te.options.removed import REMOVED
 
 TE = ["--transformer_engine_backend", "transformer_engine"]
@@ -102,7 +103,7 @@ def test_paddlenlps_rslora_plus_is_three_flags(tmp_path, monkeypatch):
         file.write_text(json.dumps(values | {"rslora_plus": plus}))
         (arguments,) = ScriptParser((FinetuneModelArguments,)).parse()
         assert (arguments.rslora, arguments.lora_alpha, arguments.lora_plus_scale) == want
-    assert lora_config(r=64).scaling == 2 and lora_config(r=64, rslora=True).scaling == 4 / 8
+    assert lora_config(Adapter(rank=64)).scaling == 2 and lora_config(Adapter(rank=64, rslora=True)).scaling == 4 / 8
     file.write_text(json.dumps(values | {"weight_quantize_algo": "nf4"}))
     with pytest.raises(ValueError, match="^weight_quantize_algo nf4: is not supported; --quantize_base fp8 keeps"):
         ScriptParser((FinetuneModelArguments,)).parse()

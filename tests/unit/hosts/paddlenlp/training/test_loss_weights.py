@@ -15,6 +15,7 @@ from paddle_te.hosts.paddlenlp.lora import lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only, count_labels
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import Collator, FinetuneDataArguments
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer, check_whole_step
+from paddle_te.options.lora import Adapter
 from paddle_te.training.loss_weights import (
     COUNTS,
     WEIGHT,
@@ -203,7 +204,7 @@ def trainer(tmp_path, backend, samples, model_flags=None, lora=False, **flags):
     config = tiny_config(transformer_engine_backend=backend, use_cache=False, **model_flags or {})
     model = model_class(config)(config)
     if lora:
-        model = lora_model_class(backend)(model, lora_config(r=4))
+        model = lora_model_class(backend)(model, lora_config(Adapter(rank=4)))
         draw_adapters(model)
     datasets = dict(train_dataset=Drawn(samples), eval_dataset=Drawn(samples))
     return FinetuningTrainer(model=model, args=args, data_collator=Collator(data_args), **datasets)

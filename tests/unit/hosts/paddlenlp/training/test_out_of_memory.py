@@ -11,6 +11,7 @@ from paddle_te import configs
 from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments
+from paddle_te.options.lora import Adapter
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.memory import memory_of_step
@@ -75,7 +76,7 @@ def test_advice(config, arguments):
 
 def adapter(targets="all", rank=16, base=None):
     """What `advised` reads of a TELoRAModel."""
-    return SimpleNamespace(lora_config=lora_config(targets, rank), base_precision=base)
+    return SimpleNamespace(lora_config=lora_config(Adapter(targets=targets, rank=rank)), base_precision=base)
 
 
 @pytest.mark.parametrize("base", [None, "fp8"])
