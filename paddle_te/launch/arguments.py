@@ -99,7 +99,7 @@ def make_parser(job: JobModule, environ: Mapping[str, str]) -> argparse.Argument
             f"--{option.name}",
             default=value or option.default_text(),
             type=option.kind.argument,
-            help=option.help,
+            help=option.told,
             metavar="VALUE",
             choices=option.kind.values or None,  # for completion: its reader refuses others before
         )

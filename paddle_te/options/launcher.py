@@ -157,7 +157,6 @@ _SHARED = (
         "TP",
         "tensor_parallel_degree",
         kind=RANKS,
-        help="tensor parallel degree",
         doc="tensor parallel degree; 1 on a single device",
         zh="张量并行度；单卡时填 1",
         passed=True,
@@ -166,7 +165,6 @@ _SHARED = (
     _as(
         "VP",
         "virtual_pp_degree",
-        help="virtual pipeline stages of a device",
         doc="virtual pipeline stages of a device (Megatron's interleaved schedule)",
         zh="每个设备的虚拟流水线段数（Megatron 的交错调度）",
         passed=True,
@@ -210,21 +208,18 @@ _SHARED = (
     Option(
         "precision",
         choice("bf16", "fp8", "fp32"),
-        help="bf16, fp8 (te; pd emulates it), fp32",
         doc="`bf16`, `fp8` (te; pd emulates it), `fp32` (none, pd)",
         zh="`bf16`、`fp8`（te；pd 为模拟）、`fp32`（none、pd）",
     ),
     Option(
         "recompute",
         choice("none", "core_attn", "full"),
-        help="what backward computes again",
         doc="what backward computes again: `none`, `core_attn`, `full`",
         zh="反向时重新计算的部分：`none`、`core_attn`、`full`",
     ),
     Option(
         "resume_step",
         STEP,
-        help="none, auto (latest checkpoint) or the number of a saved step",
         doc="`none`, `auto` (latest complete checkpoint) or the number of a saved step",
         zh="`none`、`auto`（最近的完整 checkpoint）或已保存的步数",
     ),
@@ -315,7 +310,6 @@ FINETUNE = (
         "model_name",
         "model_name_or_path",
         default="",
-        help="checkpoint folder, in the backend's layout or Hugging Face's",
         doc="folder; the weights in the backend's layout or Hugging Face's",
         zh="文件夹；权重须为该后端或 Hugging Face 的布局",
         shown="–",
@@ -345,7 +339,6 @@ FINETUNE = (
         "output_dir",
         kind=PATH_OR_EMPTY,
         default="",
-        help="folder for the fine-tuned model or adapter, and for checkpoints",
         doc="the fine-tuned model or adapter, and checkpoints",
         zh="微调后的模型或 adapter，以及 checkpoint",
         shown="–",
@@ -354,7 +347,6 @@ FINETUNE = (
         "method",
         choice(*METHODS),
         "lora",
-        "full, lora, lora-attention, lora-mlp",
         doc="`full`, `lora`, `lora-attention`, `lora-mlp`",
         zh="`full`、`lora`、`lora-attention`、`lora-mlp`",
     ),
@@ -381,7 +373,6 @@ PREFERENCE = (
         )
         if option.name == "max_seqlen"
         else option.but(
-            help="folder of train.json and, if there is one, dev.json: preferences",
             doc="folder of `train.json` and, if there is one, `dev.json`, of "
             "[preferences](../guides/preferences.md#data)",
             zh="含 `train.json`（可另有 `dev.json`）的文件夹：[偏好数据](../guides/preferences.md#data)",
@@ -431,7 +422,6 @@ VARIABLES = (
         "EXTRA_ARGS",
         TEXT,
         "",
-        "appended to the training script's arguments, quoted as in a shell",
         doc="appended to the training script's arguments, quoted as in a shell; the last of two counts",
         zh="追加给训练脚本的参数，引号规则同 shell；重复时以后者为准",
     ),
@@ -439,7 +429,6 @@ VARIABLES = (
         "OVERWRITE",
         SWITCH,
         "0",
-        "1: start anew in a folder that holds checkpoints, which move to its earlier-N",
         doc="1: start anew in a folder that holds checkpoints, which move to `output/earlier-N`",
         zh="1：在已有 checkpoint 的文件夹中重新开始，原有 checkpoint 移至 `output/earlier-N`",
     ),
@@ -456,7 +445,6 @@ VARIABLES = (
         "sep_parallel_degree",
         kind=RANKS,
         default=1,
-        help="devices that share sequences, by an exchange of attention's heads (Ulysses)",
         doc="devices that [share each sequence](../background/long-sequences.md), by an exchange of attention's heads "
         "(DeepSpeed-Ulysses)",
         zh="[共享一个序列](../background/long-sequences.md)的设备数，attention 前后交换 head（DeepSpeed-Ulysses）",
@@ -467,7 +455,6 @@ VARIABLES = (
         "context_parallel_degree",
         kind=RANKS,
         default=1,
-        help="devices that share sequences, among which keys and values travel (ring attention)",
         doc="devices that [share each sequence](../background/long-sequences.md), among which keys and values travel "
         "(ring attention); not with SEP",
         zh="[共享一个序列](../background/long-sequences.md)的设备数，key 和 value 在其间传递（ring "
@@ -491,7 +478,6 @@ VARIABLES = (
         "TOKENS_PER_STEP",
         STEP_TOKENS,
         None,
-        "with auto: tokens of a step, of all devices together",
         doc="with [`auto`](../guides/plan.md#in-the-launcher): tokens of a step, of all devices together",
         zh="与 [`auto`](../guides/plan.md#in-the-launcher) 同用：每步所有设备的 token 总数",
         shown="16 sequences a device",
@@ -512,7 +498,6 @@ VARIABLES = (
         "CHECK_MEMORY",
         SWITCH,
         "1",
-        "0: start also where the planner's memory is more than the GPUs have",
         doc="0: start also where [the planner's memory](../guides/plan.md#before-a-job-starts) is more than the "
         "GPUs have",
         zh="0：即使[规划器估算的显存](../guides/plan.md#before-a-job-starts)超过 GPU 也启动",
@@ -569,7 +554,6 @@ VARIABLES = (
         "MAX_RESTARTS",
         whole(0, limit=10**6),
         0,
-        "how often a job that died or hung starts anew, from its newest checkpoint",
         doc="how often a job that died or hung starts anew by itself, from its newest checkpoint; not after a refusal, "
         "nor where it fails alike at the same step again",
         zh="进程退出或卡死后，作业从最新 checkpoint 自动重新开始的次数；参数被拒绝，或在同一步再次同样失败时不再开始",
@@ -578,7 +562,6 @@ VARIABLES = (
         "ELASTIC",
         SWITCH,
         "0",
-        "1: go on with fewer data-parallel ranks where devices are gone at a restart (one node)",
         doc="1: where devices are gone at such a start, it goes on with fewer data-parallel ranks and more "
         "accumulation, the batch being the same (one node)",
         zh="1：重新开始时若有设备消失，则减少数据并行的进程数、增加梯度累积步数，批大小不变（仅单机）",
@@ -587,7 +570,6 @@ VARIABLES = (
         "STEP_TIMEOUT",
         SECONDS,
         300,
-        "seconds, and at least 10 median steps, without a sign from a rank in a step, after which it hangs; 0: never",
         doc="seconds without a sign of a rank in a step, at least 10 median steps, after which the job hangs: all "
         "stacks are printed, and it ends with status 124 or starts anew; 0: never",
         zh="训练步内某进程无进展的秒数（至少为步时间中位数的 10 倍），超过即视为卡死：打印各进程的堆栈，作业以状态 124 "
@@ -597,8 +579,6 @@ VARIABLES = (
         "START_TIMEOUT",
         SECONDS,
         1800,
-        "the same for the start with the first step, for saving and for evaluating, and for the nodes to find each "
-        "other; 0: never, but 900 for the nodes",
         doc="likewise for the start with its first step, for saving and evaluating, and for the nodes to find each "
         "other, which say every 10 s for whom they wait; 0: never, but 900 for the nodes",
         zh="同上，用于启动和第一步、保存、评估，以及各节点互相连接（每 10 秒报告在等待谁）；0：不限，节点连接为 900 秒",
@@ -614,7 +594,6 @@ VARIABLES = (
         "PROFILER",
         choice("none", "paddle"),
         "none",
-        "paddle: Paddle's profiler, where there is no nsys",
         doc="`paddle`: Paddle's profiler, where there is no nsys",
         zh="`paddle`：没有 nsys 时用 Paddle 的 profiler",
     ),
@@ -650,7 +629,6 @@ PRETRAIN_VARIABLES = (
         "OUTPUT_BASE",
         PATH,
         "./outputs",
-        "where the experiment's folder is made",
         doc="where the experiment's folder, `OUTPUT_BASE/EXP_NAME`, is made",
         zh="实验文件夹 `OUTPUT_BASE/EXP_NAME` 所在位置",
     ),
@@ -706,8 +684,7 @@ PRETRAIN_VARIABLES = (
     _variable(
         "learning_rate",
         default=3e-05,
-        help="greatest learning rate; the least is a tenth of it",
-        doc="the greatest; the least is a tenth of it",
+        doc="the greatest learning rate; the least is a tenth of it",
         zh="最大学习率；最小为其十分之一",
     ),
     _or_auto(

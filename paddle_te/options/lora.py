@@ -77,7 +77,6 @@ class LoRA:
     lora_rank: int = option(
         whole(1, limit=2**16),
         default=Adapter.rank,
-        help="Rank of the adapter.",
         doc="rank of the adapter",
         zh="adapter 的秩",
         planned=GIVEN,
@@ -104,8 +103,6 @@ class LoRA:
     lora_plus_scale: float = option(
         POSITIVE,
         default=Adapter.plus_scale,
-        help="Learning rate of lora_B over that of lora_A (LoRA+). PaddleNLP's rslora_plus in a file of arguments is "
-        "--rslora true --lora_alpha 4 --lora_plus_scale 4.",
         doc="learning rate of B over that of A (LoRA+); `rslora_plus` in PaddleNLP's files is `--rslora true "
         "--lora_alpha 4 --lora_plus_scale 4`",
         zh="B 与 A 的学习率之比（LoRA+）；PaddleNLP 参数文件中的 `rslora_plus` 即 `--rslora true --lora_alpha 4 "
@@ -152,7 +149,6 @@ class LoRA:
     merge_lora: bool = option(
         FLAG,
         default=False,
-        help="Save the model with the adapter added as well, in merged/.",
         doc="also save the model with the adapter added, in `merged/`",
         zh="另存合并 adapter 后的模型到 `merged/`",
         needs=WITH_LORA,

@@ -145,15 +145,19 @@ PATH_OR_EMPTY = Kind(str, "a text", limits=_PATH)
 FLAG = Kind(bool, "true or false")  # of a script, where PaddleNLP's parser reads it
 
 
+# "; [which one](…)", " ([how](…))" and the like at the end of what a doc says, or of a part of it
+_LEADS_ON = re.compile(r"(?:[,;.]| \() ?\[[^]]*\]\([^)]*\)\)?(?=$|[.;,])")
+
+
 @dataclass(frozen=True)
 class Option:
     """All that is said about one option: a flag of a script, or an argument or variable of the launcher.
 
     name: of the flag without its dashes, of the launcher's argument, or of the variable (in capitals).
     default: None where nothing is chosen; REQUIRED where something must be.
-    help: for --help. doc: for docs/reference/options.md, in Markdown; if left out, help. zh: the same in Chinese, for
-        docs/zh/reference/options.md; if left out, doc. shown, shown_zh: what the tables say is the default, where the
-        value does not say it.
+    help: for --help; if left out, doc without Markdown. doc: for docs/reference/options.md, in Markdown; if left out,
+        help. zh: the same in Chinese, for docs/zh/reference/options.md; if left out, doc. shown, shown_zh: what the
+        tables say is the default, where the value does not say it.
     flag: of the launcher's: the script's flag that it is another name for. passed: the flag gets the value as it is.
     config: whether it decides on the model's layers and goes into the model's configuration (config.json).
     needs: {name of another flag: value} without which this one means nothing and may only have its default.
@@ -184,6 +188,11 @@ class Option:
         """Return the same option as another program has it."""
         return replace(self, **changes)
 
+    @property
+    def told(self) -> str:
+        """What --help says: `help`, or `doc` without Markdown and without links that only lead on."""
+        return self.help or re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", _LEADS_ON.sub("", self.doc)).replace("`", "")
+
     def default_text(self) -> str | None:
         """Return the default as a user would write it."""
         return None if self.default is None else str(self.default)
@@ -194,7 +203,7 @@ class Option:
 
     def field(self) -> Any:
         """Return its dataclass field for PaddleNLP's argument parser, to which metadata are arguments of argparse."""
-        return field(default=self.default, metadata={"help": self.help})
+        return field(default=self.default, metadata={"help": self.told})
 
 
 REQUIRED = MISSING

@@ -147,7 +147,6 @@ class Layers:
     fp8_recipe: str = option(
         choice(*FP8_RECIPES, others="mxfp8 and nvfp4 need compute capability 10.0, Blackwell's"),
         default="delayed",
-        help="delayed, current or block scaling.",
         doc="`delayed`, `current` or `block` scaling; [which one](../background/fp8.md#scaling)",
         zh="`delayed`、`current` 或 `block` scaling；[如何选择](../background/fp8.md#scaling)",
         config=True,
@@ -164,7 +163,6 @@ class Layers:
     fp8_reduce_amax: bool = option(
         FLAG,
         default=True,
-        help="Ranks share the greatest amax, and so their scales (delayed scaling); false: each has its own.",
         doc="delayed scaling: ranks share the greatest amax, and so their scales; `false`: each has its own, without a "
         "collective in each step, not with sequence parallelism, and a run of several processes cannot be resumed",
         zh="delayed scaling：各 rank 共用最大的 amax，因而 scale 相同；`false`：各 rank 使用自己的 scale，"
@@ -175,7 +173,6 @@ class Layers:
     fp8_dpa: bool = option(
         FLAG,
         default=False,
-        help="Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
         doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
         "[when it pays](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of "
         "128, sequences of a multiple of 16; no packed documents, no key-value cache",
@@ -211,7 +208,6 @@ class Layers:
     fp8_skip_layers: str = option(
         SKIP_LAYERS,
         default="",
-        help="Decoder layers at either end that compute in 16 bits: first:N, last:N or both, as first:1,last:1.",
         doc="decoder layers at either end of the model that compute in 16 bits, as `first:1,last:1`, which is "
         "Megatron's `first_last_layers_bf16`; [when](../background/fp8.md#is-it-healthy)",
         zh="模型首尾以 16 位计算的 decoder 层，如 `first:1,last:1`，即 Megatron 的 `first_last_layers_bf16`；"
@@ -226,9 +222,6 @@ class Layers:
     recompute_modules: tuple[str, ...] | None = option(
         some_of(*RECOMPUTE_MODULES),
         default=None,
-        help="Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
-        "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), moe_act and moe (the experts' activation, "
-        "and the whole of their half), core_attn.",
         doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
         "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM), `moe_act` and `moe` "
         "([the experts' activation, and the whole of their half](../guides/moe.md#memory)) and `core_attn`; "
@@ -244,7 +237,6 @@ class Layers:
     activation_func_fp8_input_store: bool = option(
         FLAG,
         default=False,
-        help="Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
         doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
         "flag; [what it saves, and how exact it is](../background/recompute.md#the-activations-input-in-fp8)",
         zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
@@ -268,8 +260,6 @@ class Layers:
     moe_aux_loss_coeff: float | None = option(
         NOT_NEGATIVE,
         default=None,
-        help="Factor of the loss that balances the load of experts, in each layer that has some; default: "
-        "config.json's router_aux_loss_coef.",
         doc="factor of [the loss that balances the load of experts](../guides/moe.md#training), in each layer that "
         "has some; by default config.json's `router_aux_loss_coef`. Megatron's flag",
         zh="[平衡专家负载的辅助 loss](../guides/moe.md#training) 的系数，用于每个含专家的层；"
@@ -279,8 +269,6 @@ class Layers:
     moe_expert_capacity_factor: float | None = option(
         POSITIVE,
         default=None,
-        help="An expert takes at most so many times its even share of a micro-batch's tokens; the others pass it by. "
-        "Default: experts take all tokens.",
         doc="an expert takes at most so many times its even share of a micro-batch's tokens, those with the greatest "
         "probabilities; the others pass it by. By default experts take all tokens. Megatron's flag",
         zh="一个专家最多处理其平均份额若干倍的 token（概率最大的那些），其余 token 绕过该专家；"
@@ -302,7 +290,6 @@ class Layers:
     moe_router_force_load_balancing: bool = option(
         FLAG,
         default=False,
-        help="Give each expert as many tokens, whatever the router says: for benchmarks.",
         doc="each expert gets as many tokens, whatever the router says: for benchmarks, as Megatron's flag. Such a "
         "model learns nothing of use",
         zh="无论 router 的结果如何，每个专家都得到同样多的 token：仅用于性能测试，与 Megatron 的同名参数相同；"
@@ -334,8 +321,6 @@ class Layers:
     offload_activations: int = option(
         whole(0, limit=10_000),
         default=0,
-        help="Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
-        "transformer_engine).",
         doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
         "computing; at most all layers but two. [What to know](../background/offload.md)",
         zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
@@ -475,8 +460,6 @@ class Optimizer:
     label_smoothing_factor: float = option(
         BELOW_ONE,
         default=0.0,
-        help="In training spread this share of each label over all words, as torch's label_smoothing; not in "
-        "evaluation.",
         doc="in training this share of each label is spread over all words, as torch's `label_smoothing`; "
         "evaluation spreads none, and its loss is lower",
         zh="训练时把标签的这一比例均匀分给所有词，同 torch 的 `label_smoothing`；评估不使用，因此其 loss 较低",
@@ -484,7 +467,6 @@ class Optimizer:
     freeze: tuple[str, ...] | None = option(
         PATTERNS,
         default=None,
-        help="Regular expressions: weights in whose names in checkpoints one of these is found are not trained.",
         doc="regular expressions: weights in whose names, as checkpoints have them, one of these is found, are not "
         "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](trainer.md#frozen-weights)",
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
@@ -494,9 +476,6 @@ class Optimizer:
     optim_moments: str = option(
         choice(*MOMENTS),
         default="float32",
-        help="What AdamW keeps its two moments in: float32, or with stochastic rounding bfloat16, or int8 with a "
-        "scale for "
-        "each 256 elements.",
         doc="what AdamW keeps its two moments in: `float32`, or with stochastic rounding `bfloat16`, which saves 4 "
         "bytes a parameter, or `int8` with a scale for each 256 elements, which saves 6; "
         "[what to know](../background/optimizer-memory.md)",
@@ -508,9 +487,6 @@ class Optimizer:
     master_weights: str = option(
         choice(*MASTER_WEIGHTS),
         default="float32",
-        help="How AdamW keeps the float32 master weights of bfloat16 weights: float32, or bf16_remainder, the 16 "
-        "bits that "
-        "the weight does not have.",
         doc="how AdamW keeps the float32 master weights of bfloat16 weights: `float32`, or `bf16_remainder`, the 16 "
         "bits that the weight itself does not have, which saves 2 bytes a parameter and loses nothing; "
         "[what to know](../background/optimizer-memory.md)",
@@ -521,8 +497,6 @@ class Optimizer:
     optimizer_in_backward: str = option(
         choice(*IN_BACKWARD),
         default="off",
-        help="Update each weight as soon as backward has its gradient, and let the gradient go: unclipped (with "
-        "--max_grad_norm 0), or last_norm, clipped by the norm of the step before.",
         doc="updates each weight as soon as backward has its gradient, which is let go then, so that gradients of one "
         "layer exist at a time: `unclipped` (with `--max_grad_norm 0`), or `last_norm`, which clips by the norm of the "
         "step before; [what to know](../background/optimizer-memory.md#the-update-in-backward)",
@@ -629,9 +603,6 @@ class Run:
     on_nan: str = option(
         choice("stop", "skip", "rollback"),
         default="stop",
-        help="When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out, at most "
-        "10 in a "
-        "row) or rollback (to the last good checkpoint, and past the batches since, at most 10 times to one).",
         doc="where the loss, the gradients or a tensor to be saved are not finite: `stop` with status 1, `skip` (leave "
         "the step out, at most 10 in a row) or `rollback` (status 75: the next start goes on from the last good "
         "checkpoint, without the batches since, at most 10 times from one checkpoint)",
@@ -642,7 +613,6 @@ class Run:
     spike_factor: float | None = option(
         number("a number above 1, such as 1.5", lambda x: x > 1),
         default=None,
-        help="Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss.",
         doc="treats a loss above so many times the median of the last 100 losses as `--on_nan` says",
         zh="loss 超过最近 100 步中位数的这一倍数时，按 `--on_nan` 处理",
         shown="off",
@@ -664,9 +634,6 @@ class Run:
     fp8_fallback: str = option(
         FALLBACK,
         default="",
-        help="With fp8_statistics: warn, or let a layer compute in 16 bits from the next step on (bf16), where a "
-        "tensor's share of underflows, of saturated numbers or its relative_error is greater, as "
-        "bf16:underflows=0.3,saturated=0.01.",
         doc="with `--fp8_statistics`: beyond such shares of a tensor's numbers `warn`, or let its layer compute in 16 "
         "bits from the next step on (`bf16`), as `bf16:underflows=0.3,saturated=0.01,relative_error=0.2`; "
         "[what to know](../background/fp8.md#is-it-healthy)",
@@ -680,9 +647,6 @@ class Run:
     verify_checkpoint: str = option(
         choice(*LEVELS),
         default="full",
-        help="What a folder with a manifest must agree with it in before a run resumes from it, or takes its weights "
-        "or "
-        "adapter: full (sizes and checksums), size, or none.",
         doc="what a folder with a manifest must agree with it in before a run resumes from it, or takes its weights or "
         "adapter: `full` (sizes and checksums), `size`, `none`",
         zh="恢复训练或读取权重、adapter 之前，带有 manifest 的文件夹须与其一致的内容："
@@ -697,7 +661,6 @@ class Schedule:
     min_learning_rate: float = option(
         NOT_NEGATIVE,
         default=1e-5,
-        help="Learning rate at the end of the decay.",
         doc="learning rate at the end of the decay",
         zh="学习率衰减的终点",
         line=HOSTED,
@@ -796,7 +759,6 @@ class PretrainData:
     split: str = option(
         SPLIT,
         default="949,50,1",
-        help="Train/valid/test proportions of the documents.",
         doc="train, validation, test: proportions of the documents",
         zh="训练、验证、测试集的文档比例",
         line=SAME,
@@ -812,7 +774,6 @@ class PretrainData:
     reset_attention_mask: bool = option(
         FLAG,
         default=False,
-        help="The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
         doc="the documents in a sequence do not see each other; each ends with the eos token "
         "([how](../background/packing.md)); not with `--fp8_dpa`",
         zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../background/packing.md)）；不能与 "
@@ -822,7 +783,6 @@ class PretrainData:
     reset_position_ids: bool = option(
         FLAG,
         default=False,
-        help="Positions begin anew with each document.",
         doc="positions begin anew with each document",
         zh="每个文档的位置编号从头开始",
         line=HOSTED,
@@ -837,7 +797,6 @@ class PretrainData:
     share_folder: bool = option(
         FLAG,
         default=False,
-        help="The data folder is shared by all machines: only the first one builds indices.",
         doc="the data folder is shared by all machines: the first one builds the indices",
         zh="所有机器共享数据文件夹：由第一台建立索引",
         line=SAME,
@@ -900,7 +859,6 @@ class TunedModel:
     model_name_or_path: str = option(
         PATH,
         default=REQUIRED,
-        help="Checkpoint folder, in the layout of the backend or Hugging Face's.",
         doc="folder; weights in the backend's layout or Hugging Face's",
         zh="文件夹；权重须为该后端或 Hugging Face 的布局",
         shown="–",
@@ -950,7 +908,6 @@ class TuningData:
     greedy_zero_padding: bool = option(
         FLAG,
         default=False,
-        help="Pack tighter, in another order.",
         doc="pack tighter, in another order",
         zh="打包得更紧，顺序会改变",
         needs={"zero_padding": True},
@@ -965,7 +922,6 @@ class FinetuneData(TuningData):
     src_length: int = option(
         TOKENS,
         default=1024,
-        help="Without a chat template: tokens of src at most; of a longer one the end is kept.",
         doc="without a chat template: tokens of `src` at most; of a longer one the end is kept",
         zh="不用对话模板时 `src` 的最大 token 数；更长时保留末尾",
         line=HOSTED,
@@ -973,9 +929,6 @@ class FinetuneData(TuningData):
     max_length: int = option(
         TOKENS,
         default=2048,
-        help="Tokens of a sample at most; a longer conversation is cut after a turn, a longer answer without a "
-        "template "
-        "anywhere.",
         doc="tokens of a sample at most; a longer conversation is cut after an answer, or without a template in it",
         zh="样本的最大 token 数；更长的对话在某轮回答之后截断，不用模板时回答被截断",
         line="max_seq_len",
@@ -983,7 +936,6 @@ class FinetuneData(TuningData):
     pad_to_multiple_of: int = option(
         TOKENS,
         default=16,
-        help="Batches are as long as their longest sample, rounded up to this.",
         doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, `block` of 128",
         zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数，block scaling 时为 128",
         line=HOSTED,
@@ -1030,7 +982,6 @@ class PreferenceData(TuningData):
     max_seq_len: int = option(
         TOKENS,
         default=4096,
-        help="Tokens of a packed row, and at most of a pair: both answers, each with its question.",
         doc="tokens of a packed row, and at most of a pair: both answers, each with its question; longer ones are left "
         "out",
         zh="打包序列的 token 数，也是一对回答（各含其问题）的上限；更长的被略去",
@@ -1038,7 +989,6 @@ class PreferenceData(TuningData):
     max_prompt_len: int = option(
         TOKENS,
         default=2048,
-        help="Tokens of a question at most; pairs with a longer one are left out.",
         doc="tokens of a question at most; pairs with a longer one are left out",
         zh="问题的最大 token 数；更长的被略去",
     )
@@ -1051,14 +1001,12 @@ class Preference:
     beta: float = option(
         POSITIVE,
         default=0.1,
-        help="Strength of the bond to the reference; in rewards the factor of the log-probabilities.",
         doc="strength of the bond to the reference; rewards are beta times the difference of log-probabilities",
         zh="与参考模型的约束强度；reward 为 beta 乘以对数概率之差",
     )
     precompute_ref_log_probs: bool = option(
         FLAG,
         default=False,
-        help="Compute the reference's log-probabilities once, before training, and keep them in output_dir.",
         doc="compute the reference's log-probabilities once, before training, and keep them in `--output_dir`; full "
         "tuning then needs no second model",
         zh="训练前一次性计算参考模型的对数概率，保存在 `--output_dir` 中；全参数训练因此不需要第二个模型",
@@ -1072,21 +1020,18 @@ class PairPreference(Preference):
     loss_type: str = option(
         choice(*LOSS_TYPES),
         default="sigmoid",
-        help="The loss of a pair.",
         doc="the loss of a pair; [formulas](../guides/preferences.md#losses)",
         zh="一对回答的损失；[公式](../guides/preferences.md#losses)",
     )
     label_smoothing: float = option(
         number("a number of at least 0 and below 0.5", lambda x: 0 <= x < 0.5),
         default=0.0,
-        help="With sigmoid and simpo: the chance that a pair is the wrong way round.",
         doc="with `sigmoid` and `simpo`: the chance that a pair is the wrong way round",
         zh="用于 `sigmoid` 和 `simpo`：一对回答标反的概率",
     )
     simpo_gamma: float = option(
         NOT_NEGATIVE,
         default=0.5,
-        help="With simpo: the margin by which the better answer should be likelier.",
         doc="with `simpo`: the margin by which the better answer should be likelier",
         zh="用于 `simpo`：较好回答应高出的 margin",
         needs={"loss_type": "simpo"},
@@ -1094,7 +1039,6 @@ class PairPreference(Preference):
     dpop_lambda: float = option(
         NOT_NEGATIVE,
         default=50.0,
-        help="With dpop: weight of what keeps the better answer as likely as under the reference.",
         doc="with `dpop`: weight of what keeps the better answer as likely as under the reference",
         zh="用于 `dpop`：使较好回答的概率不低于参考模型的惩罚项权重",
         needs={"loss_type": "dpop"},
@@ -1102,28 +1046,24 @@ class PairPreference(Preference):
     pref_loss_ratio: float = option(
         NOT_NEGATIVE,
         default=1.0,
-        help="Weight of the loss of pairs.",
         doc="weight of the loss of pairs",
         zh="成对损失的权重",
     )
     sft_loss_ratio: float = option(
         NOT_NEGATIVE,
         default=0.0,
-        help="Weight of the better answers' own loss, the mean over their tokens, beside it.",
         doc="weight of the better answers' own loss, the mean over their tokens, beside it",
         zh="较好回答自身损失（按 token 平均）的权重",
     )
     reference_free: bool = option(
         FLAG,
         default=False,
-        help="Compare with no reference: as if it gave all answers the same probability.",
         doc="compare with no reference, as if it gave all answers the same probability",
         zh="不使用参考模型，视其对所有回答给出相同概率",
     )
     ref_model_update_steps: int = option(
         _DEGREE,
         default=-1,
-        help="Full tuning: every so many steps the reference takes the trained weights.",
         doc="full tuning: every so many steps the reference takes the trained weights; checkpoints must be saved at a "
         "multiple of it",
         zh="全参数训练：每隔若干步把训练中的权重复制给参考模型；保存 checkpoint 的步数须为其倍数",
@@ -1134,12 +1074,8 @@ class PairPreference(Preference):
 class SinglePreference(Preference):
     """KTO's loss, of single answers."""
 
-    desirable_weight: float = option(
-        NOT_NEGATIVE, default=1.0, help="Weight of wanted answers.", doc="weight of wanted answers", zh="好的回答的权重"
-    )
-    undesirable_weight: float = option(
-        NOT_NEGATIVE, default=1.0, help="Weight of the others.", doc="weight of the others", zh="其余回答的权重"
-    )
+    desirable_weight: float = option(NOT_NEGATIVE, default=1.0, doc="weight of wanted answers", zh="好的回答的权重")
+    undesirable_weight: float = option(NOT_NEGATIVE, default=1.0, doc="weight of the others", zh="其余回答的权重")
 
 
 FINETUNE_MODEL, FINETUNE_DATA = options_of(FinetuneModel), options_of(FinetuneData)
@@ -1163,7 +1099,6 @@ EVALUATED_MODEL = (
         "dtype",
         choice(*DTYPES),
         "float32",
-        "Of the weights: float32, bfloat16 or float16.",
         doc="of the weights: `float32`, `bfloat16`, `float16` (te: not `float32`)",
         zh="权重的类型：`float32`、`bfloat16`、`float16`（te 不支持 `float32`）",
     ),
@@ -1171,7 +1106,6 @@ EVALUATED_MODEL = (
         source="", default="cpu", help="cpu, gpu or nvgpu.", doc="`cpu`, `gpu`, `nvgpu`", zh="`cpu`、`gpu`、`nvgpu`"
     ),
     _OF["verify_checkpoint"].but(
-        help="What a folder with a manifest must agree with it in before it is read: full, size, or none.",
         doc="what a folder with a manifest must agree with it in before it is read: `full` (sizes and checksums), "
         "`size`, `none`",
         zh="读取之前，带有 manifest 的文件夹须与其一致的内容：`full`（大小与校验和）、`size`（大小）、`none`",
@@ -1184,7 +1118,6 @@ EVALUATED_MODEL = (
         zh="`current`；`delayed` 需要训练时保存在权重旁边的 `fp8_state` 文件",
     ),
     _OF["fp8_dpa"].but(
-        help="Attention in fp8 as well, as the checkpoint was trained (delayed scaling).",
         doc="attention in fp8 as well, as the checkpoint was trained (delayed scaling)",
         zh="attention 也用 fp8，与训练时相同（delayed scaling）",
     ),
@@ -1207,7 +1140,6 @@ EVALUATED_MODEL = (
         "batch_size",
         SEQUENCES,
         8,
-        "Sequences computed together.",
         doc="sequences computed together",
         zh="一起计算的序列数",
     ),
@@ -1237,7 +1169,6 @@ EVALUATION_TASKS = (
         "perplexity",
         PATH,
         None,
-        'JSON lines {"text": …}, conversations, whose answers count, or the prefix of a .bin/.idx pair.',
         doc='JSON lines `{"text"}`, [conversations](../guides/generate.md#chats), whose answers count, or a prefix of '
         "`.bin`/`.idx`",
         zh='JSON lines `{"text"}`；[对话](../guides/fine-tune.md#data)，只计回答；或 `.bin`/`.idx` 的前缀',
@@ -1246,7 +1177,6 @@ EVALUATION_TASKS = (
         "boolq",
         PATH,
         None,
-        'JSON lines {"passage", "question", "answer"}.',
         doc='JSON lines `{"passage", "question", "answer"}`, SuperGLUE\'s',
         zh='JSON lines `{"passage", "question", "answer"}`，同 SuperGLUE',
     ),
@@ -1254,7 +1184,6 @@ EVALUATION_TASKS = (
         "lambada",
         PATH,
         None,
-        'JSON lines {"text": …}: the last word is asked for.',
         doc='JSON lines `{"text"}`; the last word is asked for',
         zh='JSON lines `{"text"}`，预测最后一个词',
     ),
@@ -1262,7 +1191,6 @@ EVALUATION_TASKS = (
         "multiple_choice",
         PATH,
         None,
-        'JSON lines {"query", "choices", "gold"}.',
         doc='JSON lines `{"query", "choices", "gold"}`',
         zh='JSON lines `{"query", "choices", "gold"}`',
     ),
@@ -1270,7 +1198,6 @@ EVALUATION_TASKS = (
         "lm_eval",
         TEXTS,
         None,
-        "Tasks of EleutherAI's lm-evaluation-harness: names, or .yaml files.",
         doc="tasks of EleutherAI's harness: names, or `.yaml` files (`pip install 'paddle_te[harness]'`)",
         zh="EleutherAI harness 的任务：名称或 `.yaml` 文件（`pip install 'paddle_te[harness]'`）",
     ),
@@ -1288,7 +1215,6 @@ EVALUATION_TASKS = (
         "prompts",
         TEXTS,
         None,
-        "Texts to continue.",
         doc="texts to continue, with a key-value cache; te in bfloat16",
         zh="要续写的文本，使用 KV cache；te 用 bfloat16",
     ),
@@ -1296,7 +1222,6 @@ EVALUATION_TASKS = (
         "prompts_file",
         PATH,
         None,
-        'File of prompts: conversations, or {"text": …}.',
         doc='file of prompts: [conversations](../guides/generate.md#chats), or `{"text"}`',
         zh='存放 prompt 的文件：[对话](../guides/fine-tune.md#data)，或 `{"text"}`',
     ),
@@ -1304,7 +1229,6 @@ EVALUATION_TASKS = (
         "apply_chat_template",
         FLAG,
         False,
-        "Make a chat of each prompt that is a text, and of the harness's prompts.",
         doc="make a [chat](../guides/generate.md#chats) of each prompt that is a text, and of the harness's prompts",
         zh="把每个文本 prompt 以及 harness 的 prompt 变为[对话](../guides/fine-tune.md#data)",
     ),
@@ -1312,16 +1236,14 @@ EVALUATION_TASKS = (
         "system_instruction",
         TEXT,
         None,
-        "The system's turn of chats that have none.",
         doc="the system's turn of chats that have none",
         zh="没有 system 轮的对话所用的 system 内容",
     ),
-    Option("max_new_tokens", TOKENS, 32, "Length of a continuation.", doc="length of a continuation", zh="续写长度"),
+    Option("max_new_tokens", TOKENS, 32, doc="length of a continuation", zh="续写长度"),
     Option(
         "decode_strategy",
         choice("greedy_search", "sampling"),
         "greedy_search",
-        "greedy_search or sampling.",
         doc="`greedy_search` or `sampling`",
         zh="`greedy_search` 或 `sampling`",
     ),
@@ -1329,7 +1251,6 @@ EVALUATION_TASKS = (
         "top_k",
         whole(0, limit=2**31 - 1),
         0,
-        "Sampling: from so many likeliest tokens; 0: all.",
         doc="sampling: from so many likeliest tokens; 0: all",
         zh="sampling：从概率最高的若干 token 中抽取；0：全部",
     ),
@@ -1337,7 +1258,6 @@ EVALUATION_TASKS = (
         "top_p",
         FRACTION,
         1.0,
-        "Sampling: from the likeliest tokens that have this probability together.",
         doc="sampling: from the likeliest tokens that have this probability together",
         zh="sampling：从累计概率达到该值的 token 中抽取",
     ),
@@ -1345,16 +1265,14 @@ EVALUATION_TASKS = (
         "temperature",
         POSITIVE,
         1.0,
-        "Sampling: logits are divided by it.",
         doc="sampling: logits are divided by it",
         zh="sampling：logits 除以该值",
     ),
-    _THEIRS["seed"].but(source="", default=42, help="Of sampling.", doc="of sampling", zh="sampling 的随机种子"),
+    _THEIRS["seed"].but(source="", default=42, doc="of sampling", zh="sampling 的随机种子"),
     Option(
         "output_file",
         PATH,
         None,
-        "JSON file for the results.",
         doc="JSON file for the results",
         zh="存放结果的 JSON 文件",
     ),

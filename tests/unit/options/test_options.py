@@ -130,7 +130,7 @@ def test_defaults_are_accepted():
     assert len(options) > 60
     for option in options:
         assert option.default in (None, REQUIRED) or option.kind.accepts(option.default), option.name
-        assert option.help or option.source
+        assert option.told or option.source
     for option in (*launcher.PRETRAIN, *launcher.FINETUNE, *launcher.VARIABLES, *launcher.PRETRAIN_VARIABLES):
         if option.default_text():
             option.kind.parse(option.default_text())
