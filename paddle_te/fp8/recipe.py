@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from paddle_te.fp8.scaling import BlockScaling, GemmScalings, TensorScaling
 from paddle_te.options import LAYER_OPTIONS
-from paddle_te.options.option import NOT_NEGATIVE
+from paddle_te.options.option import NOT_NEGATIVE, Kind, choice, whole
 from paddle_te.options.scripts import Layers
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
@@ -27,38 +27,28 @@ class Format(Enum):
     E4M3 = _Format("e4m3", "e4m3")
 
 
-def _check_format(fp8_format: object) -> None:
-    if not isinstance(fp8_format, Format):
-        raise ValueError(f"fp8_format={fp8_format!r}; it may be Format.HYBRID or Format.E4M3")
+_BOOLEAN = Kind(bool, "True or False", lambda value: isinstance(value, bool))
+_KINDS = {
+    "fp8_format": Kind(Format, "Format.HYBRID or Format.E4M3", lambda value: isinstance(value, Format)),
+    "margin": whole(0, 18),
+    "amax_history_len": LAYER_OPTIONS["fp8_amax_history_len"].kind,
+    "amax_compute_algo": choice("max", "most_recent"),
+    "first_step": choice("current", "delayed"),
+    "amax_epsilon": NOT_NEGATIVE,
+}
 
 
-def _check_margin(margin: object) -> None:
-    if type(margin) is not int or not 0 <= margin <= 18:
-        raise ValueError(f"margin={margin!r}; it must be a whole number from 0 to 18")
-
-
-def _check_algo(amax_compute_algo: object) -> None:
-    if amax_compute_algo not in ("max", "most_recent"):
-        raise ValueError(f"amax_compute_algo={amax_compute_algo!r}; it must be max or most_recent")
-
-
-def _check_history(length: object) -> None:
-    if fault := LAYER_OPTIONS["fp8_amax_history_len"].kind.fault(length):
-        raise ValueError(f"amax_history_len={length!r}; it must be {fault}")
-
-
-def _check_flags(recipe: Recipe, *names: str) -> None:
-    for name in names:
-        if not isinstance(getattr(recipe, name), bool):
-            raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be True or False")
-
-
-def _check_no_attention(recipe: Recipe) -> None:
-    if recipe.fp8_dpa is not False:
-        raise ValueError(
-            f"fp8_dpa={recipe.fp8_dpa!r}: Transformer Engine has no fp8 attention with {recipe.kind} scaling on "
-            "Hopper; use DelayedScaling(fp8_dpa=True), or leave fp8_dpa out"
-        )
+def _check(recipe: Recipe) -> None:
+    """Raise ValueError, in one line that names the argument, for a value that it may not have."""
+    for each in fields(recipe):
+        value = getattr(recipe, each.name)
+        if each.name == "fp8_dpa" and value is not False and recipe.kind != "delayed":
+            raise ValueError(
+                f"fp8_dpa={value!r}: Transformer Engine has no fp8 attention with {recipe.kind} scaling on "
+                "Hopper; use DelayedScaling(fp8_dpa=True), or leave fp8_dpa out"
+            )
+        if fault := _KINDS.get(each.name, _BOOLEAN).fault(value):
+            raise ValueError(f"{each.name}={value!r}; it must be {fault}")
 
 
 def _one_scale_a_tensor(kind: str, fp8_format: Format) -> GemmScalings:
@@ -97,13 +87,7 @@ class DelayedScaling:
     kind: ClassVar[str] = "delayed"
 
     def __post_init__(self) -> None:
-        _check_format(self.fp8_format)
-        _check_margin(self.margin)
-        _check_history(self.amax_history_len)
-        _check_algo(self.amax_compute_algo)
-        _check_flags(self, "reduce_amax", "fp8_dpa", "fp8_dpa_bwd")
-        if self.first_step not in ("current", "delayed"):
-            raise ValueError(f"first_step={self.first_step!r}; it must be current or delayed")
+        _check(self)
 
     @property
     def scalings(self) -> GemmScalings:
@@ -130,8 +114,7 @@ class Float8CurrentScaling:
     kind: ClassVar[str] = "current"
 
     def __post_init__(self) -> None:
-        _check_format(self.fp8_format)
-        _check_no_attention(self)
+        _check(self)
 
     @property
     def scalings(self) -> GemmScalings:
@@ -163,11 +146,7 @@ class Float8BlockScaling:
     kind: ClassVar[str] = "block"
 
     def __post_init__(self) -> None:
-        _check_format(self.fp8_format)
-        if fault := NOT_NEGATIVE.fault(self.amax_epsilon):
-            raise ValueError(f"amax_epsilon={self.amax_epsilon!r}; it must be {fault}")
-        _check_flags(self, "power_2_scale")
-        _check_no_attention(self)
+        _check(self)
 
     @property
     def scalings(self) -> GemmScalings:

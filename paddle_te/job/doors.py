@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from paddle_te.job.record import Job
 from paddle_te.options.launcher import NAMES
+from paddle_te.options.option import word
 from paddle_te.options.scripts import BACKENDS
 
 
@@ -58,15 +59,6 @@ class Door:
         told = _Told(self, job, found)
         text = template.format_map(told)
         return f"{self.where}: {text}" if told.named & self.others else text
-
-
-def word(value: object) -> str:
-    """A value as a command line has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 SCRIPT = Door()

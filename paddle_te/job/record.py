@@ -123,11 +123,6 @@ class Job(
         return self.expert_parallel_degree
 
     @property
-    def experts_ranks(self) -> int:
-        """Ranks that divide a mixture's experts: those of tensor parallelism, or EP's."""
-        return max(self.tp, self.ep)
-
-    @property
     def sharing(self) -> int:
         """Ranks that have parts of the same sequences, by SEP or CP."""
         return self.sep * self.cp

@@ -21,10 +21,10 @@ from functools import partial
 from paddle_te.configs.spec import experts_width
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
-from paddle_te.job.doors import SCRIPT, Door, word
+from paddle_te.job.doors import SCRIPT, Door
 from paddle_te.job.record import DPO, FINETUNE, KTO, PRETRAIN, Job
 from paddle_te.options import scripts
-from paddle_te.options.option import Option
+from paddle_te.options.option import Option, word
 from paddle_te.options.scripts import (
     DISPATCHERS,
     FINETUNE_DATA,
@@ -575,7 +575,9 @@ LAYOUT_RULES = (
         f"x2 {PD} --tensor_parallel_degree 2 --model_name_or_path gpt-126m",
     ),
     Rule(
-        lambda job: job.model and _more_than_it_learns(job) and f"{{{job.length_flag}}}",
+        lambda job: (
+            job.model and job.model.learned_positions and job.sequence > job.positions and f"{{{job.length_flag}}}"
+        ),
         "{found}: {model_name_or_path:value} learns {positions} positions",
         "give shorter sequences",
         f"x2 {PD} --max_seq_length 2049 --model_name_or_path gpt-126m",
@@ -997,10 +999,6 @@ def _without_effect(flag: str, why: str) -> Rule:
     return Rule(lambda job: getattr(job, flag), f"{{{flag}}}: {why}", "", f"--{flag} {value}", "--do_eval true")
 
 
-def _rises(job: Job) -> bool:
-    return job.script == PRETRAIN and job.learning_rate < job.min_learning_rate
-
-
 def _metric(job: Job) -> str:
     return (job.metric_for_best_model or "").removeprefix("eval_")
 
@@ -1108,7 +1106,7 @@ TRAINER_RULES = (
         host=PADDLENLP,
     ),
     Rule(
-        _rises,
+        lambda job: job.script == PRETRAIN and job.learning_rate < job.min_learning_rate,
         "{learning_rate} is below {min_learning_rate}: the rate would rise where it should fall",
         "give {min_learning_rate:name} of at most a tenth",
         "--learning_rate 1e-6",
@@ -1408,11 +1406,6 @@ def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:
         f"{FP8} --{flag} {value} {others}",
         host=PADDLEFORMERS,
     )
-
-
-def _more_than_it_learns(job: Job) -> bool:
-    """Return whether sequences are longer than the positions that the model learns."""
-    return job.model is not None and job.model.learned_positions and job.sequence > job.positions
 
 
 def _positions_elsewhere(job: Job) -> bool:

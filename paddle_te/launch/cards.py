@@ -72,8 +72,8 @@ def _counted(memory: Memory, card: Gpu) -> str:
 def _what_fits(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -> str:
     """The fastest layouts that fit, as what to change in the arguments."""
 
-    def wanted(each: Job) -> bool:
-        return (each.sep, each.cp) == (args.SEP, args.CP) and _is_possible(args, each)
+    def wanted(each: Job) -> bool:  # fine-tuning has no pipelines
+        return (each.sep, each.cp) == (args.SEP, args.CP) and (each.pp == 1 or "method" not in args)
 
     change, plans = remedies(model, layout, card, SUGGESTIONS, wanted)
     if plans:
@@ -84,11 +84,6 @@ def _what_fits(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -
     asked = "--gpu", kind, "--seq", args.max_seqlen, "--precision", layout.precision, *adapter_flags(layout)
     command = commands.line("plan", args.model_name, "--gpus", commands.NUMBER, *asked)
     return f"No layout of {layout.world} x {card.title} fits with as many tokens a step; {command} says what more do"
-
-
-def _is_possible(args: argparse.Namespace, layout: Job) -> bool:
-    """Fine-tuning has no pipelines."""
-    return layout.pp == 1 or "method" not in args
 
 
 def _changes(args: argparse.Namespace, plan: Plan) -> str:

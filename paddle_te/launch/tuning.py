@@ -9,7 +9,8 @@ from typing import Any
 
 from paddle_te.data.records import DEV, has_split
 from paddle_te.launch.checks import check_weights, read_config
-from paddle_te.launch.flags import common, extra_flags, of_folder
+from paddle_te.launch.finetune_data import check_preferences
+from paddle_te.launch.flags import common, extra_flags, extra_words, of_folder
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import Option
 from paddle_te.options import launcher as options
@@ -43,13 +44,22 @@ def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, wor
     }
 
 
-def preferring(arguments: Iterable[Option], args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
+def preferring(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
     """The same flags for tuning on preferences, where questions may have half of a row."""
     return {
-        **told(arguments, args, device, world),
+        **told((*options.PREFERENCE, *options.FINETUNE_VARIABLES), args, device, world),
         "max_prompt_len": args.max_seqlen // 2,
         "pipeline_parallel_config": "disable_partial_send_recv" if args.SP and args.PP > 1 else None,
     }
+
+
+def preference_flags(
+    args: argparse.Namespace, device: str, world: int, output: Path, *, labelled: bool
+) -> dict[str, object]:
+    """All flags of tuning on preferences. labelled: answers have labels instead of standing in pairs."""
+    every = read_from(args, output) | preferring(args, device, world)
+    check_preferences(every, extra_words(args), labelled=labelled)
+    return every
 
 
 def read_from(args: argparse.Namespace, output: Path) -> dict[str, object]:

@@ -37,7 +37,8 @@ class Accuracy:
 
 def _likeliest(logits: Tensor, tp: TensorParallel | None) -> Tensor:
     """Return the word with the greatest of logits [n, columns], the first of equal ones, int64 [n]."""
-    words, mine = (paddle.concat(parts) for parts in zip(*map(_greatest, _chunks(logits)), strict=True))
+    greatest_of = [(chunk.argmax(-1), chunk.max(-1)) for chunk in _chunks(logits)]
+    words, mine = (paddle.concat(parts) for parts in zip(*greatest_of, strict=True))
     if tp is None:
         return words
     greatest = mine.clone()
@@ -53,8 +54,3 @@ def _chunks(logits: Tensor) -> Iterator[Tensor]:
     """Yield float32 chunks, as Paddle has no kernels for 16 bits on a CPU; one exists at a time."""
     for start in range(0, len(logits), CHUNK_TOKENS):
         yield logits[start : start + CHUNK_TOKENS].astype("float32")
-
-
-def _greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (place, value) of each row's greatest."""
-    return logits.argmax(-1), logits.max(-1)

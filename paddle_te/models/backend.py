@@ -1,8 +1,21 @@
 """Which backend a model's decoder layers compute with, and whether this device can run it."""
 
+from typing import Any
+
 from paddle_te import device
 from paddle_te.ops import get_ops
+from paddle_te.ops.interface import Ops
 from paddle_te.options import BACKENDS, DTYPES
+
+
+def ops_of(config: Any) -> Ops:
+    """Return the functions of the backend that a model's configuration names."""
+    return get_ops(config.transformer_engine_backend)
+
+
+def is_native(config: Any) -> bool:
+    """Whether a model's decoder layers are the host's own."""
+    return bool(config.transformer_engine_backend == "none")
 
 
 def check_backend_name(backend: str) -> None:

@@ -25,8 +25,8 @@ from paddle_te.layers.context import ALONE, Context
 from paddle_te.layers.linear import check_blocks
 from paddle_te.layers.moe import MoEConfig, MoELayer
 from paddle_te.layers.settings import LayerSettings, part
+from paddle_te.models.backend import ops_of
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
-from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
@@ -204,11 +204,11 @@ class DecoderLayer(nn.Layer):
         if isinstance(self.fp8_recipe, DelayedScaling) and self.fp8_recipe.fp8_dpa:
             if window := spec.attention.window:
                 raise ValueError(f"fp8_dpa: attention in fp8 has no sliding_window={window}; leave fp8_dpa out")
-            ops = get_ops(config.transformer_engine_backend)
+            ops = ops_of(config)
             ops.check_fp8_attention(spec.attention.head_dim, backward=self.fp8_recipe.fp8_dpa_bwd)
         in_blocks = self.fp8_recipe is not None and self.fp8_recipe.kind == "block"
         if in_blocks:  # before weights that exist in fp8 only are quantized
-            get_ops(config.transformer_engine_backend).check_block_scaling()
+            ops_of(config).check_block_scaling()
         std, layers = model.initializer_range, LayerOptions.of(config)
         settings = part(
             LayerSettings,

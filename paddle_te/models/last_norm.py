@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 
 from paddle_te.configs.spec import spec_of
-from paddle_te.ops import get_ops
+from paddle_te.models.backend import ops_of
 from paddle_te.ops.norms import Norm
 
 
@@ -44,7 +44,7 @@ class LastNorm:
         weight = self.weight if keeps_dtype else self.weight.astype(hidden_states.dtype)
         norm = Norm(weight, epsilon * self.stream_scale**2, getattr(self, "bias", None), self.zero_centered)
         with paddle.amp.auto_cast(False):  # float32 inside stays float32
-            return self._scaled(get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm))
+            return self._scaled(ops_of(self.config).normalize(hidden_states, norm))
 
     def _scaled(self, normed: Tensor) -> Tensor:
         return normed if self.scale == 1.0 else normed * self.scale

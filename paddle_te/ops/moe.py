@@ -68,6 +68,15 @@ class ExpertWeights(NamedTuple):
     fc2_low_rank: GroupedLowRank | None = None
 
 
+def check_counts(counts: Sequence[int], rows: int, quantizers: GemmQuantizers | None) -> None:
+    """Raise ValueError for counts, ints, that GEMMs cannot have. Nobody looks at those on the device."""
+    if sum(counts) != rows:
+        raise ValueError(f"the experts' rows, {counts}, do not sum up to the {rows} rows of the input")
+    multiple = 1 if quantizers is None else quantizers.input.scaling.multiple
+    if any(count % multiple for count in counts):
+        raise ValueError(f"in fp8 each expert's rows must be a multiple of {multiple}, not {counts}")
+
+
 class MoEOps(Protocol):
     """What a backend implements."""
 

@@ -51,18 +51,12 @@ BOOLEAN = _yes_or_no("true", "false")
 SWITCH = _yes_or_no("1", "0", "true", "false")
 
 
-def _read_step(text: str) -> str | int:
-    return text if text in ("none", "auto") else STEPS_OR_NONE.parse(text)
-
-
-STEP = Kind(str, "none, auto or the number of a saved step", read=_read_step)
-
-
-def _read_degree(text: str) -> str | int:
-    return text if text == ALL else RANKS.read(text)
-
-
 AUTO, ALL = "auto", "all"
+STEP = Kind(
+    str,
+    "none, auto or the number of a saved step",
+    read=lambda text: text if text in ("none", AUTO) else STEPS_OR_NONE.parse(text),
+)
 
 
 def _unless(word: str, limits: Limits) -> Limits:
@@ -88,7 +82,7 @@ DEGREE_OR_ALL = Kind(
     str,
     "a whole number of at least 1, or all",
     lambda value: value == ALL or RANKS.accepts(value),
-    read=_read_degree,
+    read=lambda text: text if text == ALL else RANKS.read(text),
     limits=_unless(ALL, RANKS.limits),
 )
 

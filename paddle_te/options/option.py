@@ -270,7 +270,7 @@ def check_values(
         for other, wanted in option.needs.items():
             # A script without the other flag does always what it asks for, as run_dpo.py packs.
             if value != option.default and getattr(arguments, other, wanted) != wanted:
-                raise ValueError(f"--{name} {_word(value)} needs --{other} {_word(wanted)}; alone it means nothing")
+                raise ValueError(f"--{name} {word(value)} needs --{other} {word(wanted)}; alone it means nothing")
 
 
 def configure(config: object, *arguments: Any) -> None:
@@ -283,5 +283,10 @@ def configure(config: object, *arguments: Any) -> None:
             setattr(config, name, getattr(each, name))
 
 
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def word(value: object) -> str:
+    """Return a value as a command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -7,7 +7,7 @@ from paddle import Tensor
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.host import HostClass
-from paddle_te.ops import get_ops
+from paddle_te.models.backend import ops_of
 
 
 class OurCriterion(HostClass):
@@ -26,7 +26,7 @@ class OurCriterion(HostClass):
             labels, _ = labels
         if self._divides() or self.loss_type != "sft":
             return super().forward(logits, labels, loss_mask, **kwargs)
-        ops, config = get_ops(self.config.transformer_engine_backend), self.config
+        ops, config = ops_of(self.config), self.config
         tp = TensorParallel.from_fleet(config.sequence_parallel) if self.enable_parallel_cross_entropy else None
         with paddle.amp.auto_cast(False):
             rows = logits.reshape([-1, logits.shape[-1]])

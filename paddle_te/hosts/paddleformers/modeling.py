@@ -12,7 +12,7 @@ from paddle_te.hosts.paddleformers.checkpoints import load_statements, lora_name
 from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.criterion import OurCriterion
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
-from paddle_te.models.backend import check_backend_name
+from paddle_te.models.backend import check_backend_name, is_native
 from paddle_te.models.in_16_bits import skip_outer_layers
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
@@ -103,7 +103,7 @@ def model_class(config: HostConfig) -> Any:
     """
     check_backend_name(config.transformer_engine_backend)
     check_family(config)
-    return modeling.LlamaForCausalLM if config.transformer_engine_backend == "none" else LlamaForCausalLM
+    return modeling.LlamaForCausalLM if is_native(config) else LlamaForCausalLM
 
 
 def check_family(config: HostConfig) -> None:

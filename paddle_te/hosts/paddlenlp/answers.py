@@ -14,6 +14,7 @@ from paddlenlp.peft import LoRAModel
 from paddle_te.host import HostClass, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.modeling import TELMHead, ignore_index
 from paddle_te.layers.log_probabilities import linear_log_probabilities
+from paddle_te.models.backend import is_native
 from paddle_te.models.switch import take_over
 
 # What of a configuration drops numbers while it trains: two forwards would not compare
@@ -22,7 +23,7 @@ DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dr
 
 def configure(config: HostConfig) -> None:
     """Prepare the configuration of a model that `give_log_probabilities` will change."""
-    config.use_fused_linear_cross_entropy = config.transformer_engine_backend != "none"  # the head takes the labels
+    config.use_fused_linear_cross_entropy = not is_native(config)  # the head takes the labels
     for name in DROPOUTS:
         if getattr(config, name, None):
             setattr(config, name, 0.0)
@@ -31,7 +32,7 @@ def configure(config: HostConfig) -> None:
 def give_log_probabilities(model: HostModel) -> None:
     """Let a model, or the one in a LoRAModel, return float32 [n] for labels [2, n]."""
     base = model.model if isinstance(model, LoRAModel) else model
-    own = base.config.transformer_engine_backend == "none"
+    own = is_native(base.config)
     if isinstance(base, PipelineLayer):
         head = _head_of_stage(base)
         if head is not None:

@@ -11,7 +11,7 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.host import HostConfig
 from paddle_te.hosts.paddlenlp import own_model
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP, no_class
-from paddle_te.models.backend import check_backend_name
+from paddle_te.models.backend import check_backend_name, is_native
 from paddle_te.models.context_parallel import sequence_ranks
 
 
@@ -47,7 +47,7 @@ def _check_paddlenlps_layers(config: HostConfig, family: Family) -> None:
 def check_packed(config: HostConfig) -> None:
     """Raise ValueError where PaddleNLP's own model takes no mask that keeps packed documents apart."""
     family = family_of(config)
-    if config.transformer_engine_backend == "none" and not PADDLENLP[family.model_type].packed:
+    if is_native(config) and not PADDLENLP[family.model_type].packed:
         raise ValueError(
             f"packed documents: PaddleNLP's own {family.title} takes no mask that keeps them apart; use backend paddle "
             "or transformer_engine, or do not pack"

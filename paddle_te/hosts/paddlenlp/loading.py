@@ -32,7 +32,7 @@ from paddle_te.hosts.paddlenlp.modeling import TELMHead
 from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.layers import stored_weights
 from paddle_te.models import pipeline
-from paddle_te.models.backend import check_backend, check_backend_name
+from paddle_te.models.backend import check_backend, check_backend_name, is_native
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs.transfers import Transfer
 from paddle_te.weights import CheckpointError, check_layout, native_layout, read_tensors, te_layout
@@ -91,7 +91,7 @@ def from_pretrained(
     if adapter:
         verification(verify).check(adapter)
     with verification(verify).beside(folder) as comparison:
-        checkpoint = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
+        checkpoint = check_layout(folder, "native" if is_native(config) else "te", hf=True)
         model = _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter)
     verified = comparison.result
     size = sum(path.stat().st_size for path in checkpoint.files)
@@ -194,7 +194,7 @@ def read_share(
 def layout_of(config: HostConfig) -> Layout:
     """Return the Layout of a model's weights, from its configuration."""
     tied, family = is_tied(config), family_of(config)
-    if config.transformer_engine_backend != "none":
+    if not is_native(config):
         return te_layout(tied, family)
     return native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied, family)
 

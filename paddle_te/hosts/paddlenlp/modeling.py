@@ -27,12 +27,13 @@ from paddle_te.job import Door, Job, check
 from paddle_te.job.rules import LAYER_RULES
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
+from paddle_te.models.backend import is_native, ops_of
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, move_activations
 from paddle_te.models.in_16_bits import skip_outer_layers
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
-from paddle_te.ops import documents, get_ops
+from paddle_te.ops import documents
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
 from paddle_te.options import FP8_RECIPES, LayerOptions
@@ -81,7 +82,7 @@ class TELMHead(HostClass):
         """Make what PaddleNLP's constructor does not."""
         self.softcap = spec_of(self.config).logit_softcap or 0.0
         if LayerOptions.of(self.config).fp8_lm_head:
-            self.fp8 = ModuleScaling(1, get_ops(self.config.transformer_engine_backend).amax_and_scale_update)
+            self.fp8 = ModuleScaling(1, ops_of(self.config).amax_and_scale_update)
             self.fp8_recipe = fp8_recipe(self.config)
 
     def forward(
@@ -130,7 +131,7 @@ class TELMHead(HostClass):
     def _logits(self, hidden_states: Tensor, tensor_parallel_output: bool | None) -> Tensor:
         config = self.config
         hidden_states, tp = self._with_ranks(hidden_states)
-        logits = get_ops(config.transformer_engine_backend).linear(
+        logits = ops_of(config).linear(
             hidden_states,
             self.weight,
             parallel_mode=None if tp is None else "column",
@@ -261,7 +262,7 @@ def smooth_labels(model: HostModel, factor: float) -> None:
     """Let a model of ours, or one of PaddleNLP's own, smooth the labels that it learns from."""
     if not factor:
         return
-    if model.config.transformer_engine_backend == "none":
+    if is_native(model.config):
         count_labels(model)
     for layer in losses_of(model):
         layer.smoothing = factor

@@ -17,7 +17,7 @@ from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
 from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
 from paddle_te.options.lora import LoRA
-from paddle_te.options.option import HOSTED, SAME, SILENT, options_of
+from paddle_te.options.option import HOSTED, SAME, SILENT, options_of, word
 from paddle_te.runs.checkpoints import find_checkpoint
 
 RECIPE = "recipe.json"  # in the run's folder
@@ -104,7 +104,7 @@ def recipe_text(
     given |= said
     for name, nothing in _REFUSED.items():
         if given.get(name, nothing) != nothing:
-            raise LaunchError(f"{name}={_said(given[name])}: {WITHOUT}")
+            raise LaunchError(f"{name}={word(given[name])}: {WITHOUT}")
     asked = Job.of(given, script=job)
     if asked.lora and asked.adapter.numerator != 2 * asked.adapter.rank:
         raise LaunchError(f"lora_alpha={asked.adapter.alpha}: in PaddleFormers it is twice lora_rank; leave it out")
@@ -112,7 +112,8 @@ def recipe_text(
     written = {each.name: getattr(asked, each.name) for each in options_of(*sections) if each.line in (SAME, HOSTED)}
     known = {"pretrain": _pretraining, "finetune": _fine_tuning}[job](args, given)
     lines = written | known | _precision(args, given, device) | recompute_lines(asked)
-    lines |= _layout(args) | _resume(args, output)
+    # PaddleFormers would shard over all ranks unless told not to
+    lines |= {"sharding": args.sharding_stage if args.FSDP > 1 else ""} | _resume(args, output)
     lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
     combined = _SILENT | _REFUSED.keys() | {"bf16", "recompute", "resume_from_checkpoint", "fp16_opt_level"}
     passed = {LINES.get(name, name): value for name, value in given.items() if name not in combined}
@@ -166,11 +167,6 @@ def _attention(given: dict[str, Any], device: str) -> str:
     return "eager" if given.get("reset_attention_mask") or given.get("zero_padding") else "sdpa"
 
 
-def _layout(args: argparse.Namespace) -> dict[str, Any]:
-    # PaddleFormers would shard over all ranks unless told not to
-    return {"sharding": args.sharding_stage if args.FSDP > 1 else ""}
-
-
 def _resume(args: argparse.Namespace, output: Path) -> dict[str, Any]:
     """The checkpoint is named, as PaddleFormers by itself would take the newest one, complete or not."""
     checkpoint = find_checkpoint(str(args.resume_step), output)
@@ -207,7 +203,3 @@ def _value(text: str) -> object:
         return json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:
         return text
-
-
-def _said(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

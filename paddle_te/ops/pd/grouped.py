@@ -12,6 +12,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import GemmQuantizers, StoredWeight
 from paddle_te.fp8.emulation import dequantize_weight, operands
+from paddle_te.ops.moe import check_counts
 
 
 class Rows(NamedTuple):
@@ -157,15 +158,6 @@ class _GroupedLinear(PyLayer):
         return dx, dweight
 
 
-def _check_counts(counts: Sequence[int], rows: int, quantizers: GemmQuantizers | None) -> None:
-    """Raise ValueError for counts that GEMMs cannot have."""
-    if sum(counts) != rows:
-        raise ValueError(f"the experts' rows, {counts}, do not sum up to the {rows} rows of the input")
-    multiple = 1 if quantizers is None else quantizers.input.scaling.multiple
-    if any(count % multiple for count in counts):
-        raise ValueError(f"in fp8 each expert's rows must be a multiple of {multiple}, not {counts}")
-
-
 def grouped_linear(
     x: Tensor,
     weight: Tensor,
@@ -179,7 +171,7 @@ def grouped_linear(
     if fuse_wgrad_accumulation:
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
     counts = [int(count) for count in counts]
-    _check_counts(counts, x.shape[0], quantizers)
+    check_counts(counts, x.shape[0], quantizers)
     y = _GroupedLinear.apply(x, weight, counts, quantizers)
     if bias is None:
         return y

@@ -21,7 +21,7 @@ from paddle_te.native.experts import Rows
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
 from paddle_te.ops.interface import QuantizersOfTwo
-from paddle_te.ops.moe import ExpertWeights
+from paddle_te.ops.moe import ExpertWeights, check_counts
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice, runtime
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
@@ -562,7 +562,7 @@ def grouped_linear(
     """Return each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
     _check_fp8(quantizers)
     if not isinstance(counts, paddle.Tensor):
-        _check_counts(counts, x.shape[0], quantizers)
+        check_counts(counts, x.shape[0], quantizers)
         counts = paddle.to_tensor(counts, "int64")
     return autograd.apply(
         _GROUPED_LINEAR,
@@ -570,12 +570,3 @@ def grouped_linear(
         quantizers=(quantizers,),
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
     )
-
-
-def _check_counts(counts: Sequence[int], rows: int, quantizers: GemmQuantizers | None) -> None:
-    """Raise ValueError for counts, ints, that GEMMs cannot have. Those on the device nobody looks at."""
-    if sum(counts) != rows:
-        raise ValueError(f"the experts' rows, {counts}, do not sum up to the {rows} rows of the input")
-    multiple = 1 if quantizers is None else quantizers.input.scaling.multiple
-    if any(count % multiple for count in counts):
-        raise ValueError(f"in fp8 each expert's rows must be a multiple of {multiple}, not {counts}")

@@ -16,7 +16,6 @@ from paddle_te.hosts.paddlenlp.training.finetune_datasets import FinetuneDataArg
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 from paddle_te.hosts.paddlenlp.training.preference import KTOTuning, PreferenceTuning
 from paddle_te.job import DPO, FINETUNE, KTO, LAUNCHER, PRETRAIN, RULES, SCRIPT, Job, JobError, check, fault
-from paddle_te.job.doors import word
 from paddle_te.job.paddleformers import RECIPE, job_of_recipe
 from paddle_te.job.words import example
 from paddle_te.launch import dpo, finetune, kto, pretrain
@@ -24,6 +23,7 @@ from paddle_te.launch.arguments import parse
 from paddle_te.launch.flags import check_asked
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import scripts
+from paddle_te.options.option import word
 from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, LAYERS, TRAINING
 
 EXAMPLES = [rule for rule in RULES if rule.breaks]

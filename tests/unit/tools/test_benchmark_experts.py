@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import emulated_te
-from tools.benchmark import expert_peers, experts, experts_profile, grouped_gemms
+from tools.benchmark import expert_peers, experts, grouped_gemms
 from tools.benchmark.expert_peers import ExpertDims, ExpertProblem, PaddleExperts, PlainExperts
 from tools.benchmark.problem import EPSILON, as_float32
 
@@ -77,8 +77,3 @@ def test_the_program_writes_layers_and_gemms(monkeypatch, tmp_path, capsys):
     table = (tmp_path / "found.md").read_text()
     assert "| gather and cast |" in table
     assert "| paddle_te_fp8_current |" in table and "| fc2 wgrad, fp8, uneven |" in table
-
-
-def test_kernels_are_listed_by_their_time():
-    found = experts_profile.text([experts_profile.Kernel("gemm", 3.0, 2), experts_profile.Kernel("cast", 1.0, 1)], 4.5)
-    assert "75.0%" in found and "4.000 ms in kernels; a step takes 4.500 ms" in found

@@ -58,7 +58,7 @@ from paddle_te.hosts.paddlenlp.training.packing import needs_mask
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.job import Job
-from paddle_te.models.backend import check_backend
+from paddle_te.models.backend import check_backend, is_native
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import configure
 from paddle_te.runs import screen
@@ -215,7 +215,7 @@ def merge(trainer: FinetuningTrainer, model_args: FinetuneModelArguments, tokeni
         return
     base, folder = model_args.model_name_or_path, merged_folder(args)
     adapter = args.output_dir if args.do_train else str(model_args.lora_path)
-    kind, wanted = open_checkpoint(base).layout.kind, "pd" if args.transformer_engine_backend == "none" else "te"
+    kind, wanted = open_checkpoint(base).layout.kind, "pd" if is_native(args) else "te"
     beat = Heartbeat().beat
     try:
         convert(

@@ -52,7 +52,7 @@ from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_st
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.job import Job
-from paddle_te.ops import get_ops
+from paddle_te.models.backend import is_native, ops_of
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
@@ -68,8 +68,8 @@ def check_device(training_args: HostArguments) -> None:
         raise ValueError(
             f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
         )
-    if training_args.transformer_engine_backend != "none":
-        get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
+    if not is_native(training_args):
+        ops_of(training_args).check(fp8=training_args.use_fp8)
 
 
 def make_config(

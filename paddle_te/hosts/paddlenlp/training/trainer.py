@@ -39,6 +39,7 @@ from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
+from paddle_te.models.backend import is_native
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.experts import scaled_auxiliary_loss
 from paddle_te.models.in_16_bits import compute_in_16_bits
@@ -119,7 +120,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self.dp_group = fleet.get_hybrid_communicate_group().get_dp_sep_parallel_group()
 
     def _weigh_losses(self) -> None:
-        if self.model.config.transformer_engine_backend == "none":
+        if is_native(self.model.config):
             count_labels(self.model)
         pipeline = self.model if self.args.pipeline_parallel_degree > 1 else None
         self.weigh_losses(ignore_index(self.model.config), pipeline)
