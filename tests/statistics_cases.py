@@ -130,7 +130,7 @@ def check_beside_pd(device, kind, name, seed):
     assert set(te) == set(pd) and len(te) % 3 == 0 and len(te) >= 6
     for place, got in te.items():
         want = pd[place]
-        assert abs(got.amax / want.amax - 1) < 0.08, place  # 20 seeds of all kinds: 0.052
+        assert abs(got.amax / want.amax - 1) < 0.1, place  # 71 seeds: at most 0.066
         # a first token's queries and keys have no gradient, of which float32 leaves noise that vanishes
         within = 0.02 if "qkv" in place.module and place.tensor == "grad_output" else 0.0025  # 0.0104 and 0.0014
         assert abs(got.relative_error - want.relative_error) < within, place

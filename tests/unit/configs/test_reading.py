@@ -270,10 +270,10 @@ FILES = [
 def test_files(tmp_path, content, message):
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ConfigError) as error:
         read_file(path)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert re.search(f"^{path} ?{message}", str(error.value)) and "\n" not in str(error.value)
     assert len(str(error.value)) < len(str(path)) + 250
 

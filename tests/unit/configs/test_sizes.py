@@ -41,12 +41,12 @@ def test_no_machine_holds_it(folder, reader, error):
     """The count by hand: of a layer 4 h² for attention, 3 h f for the MLP and two norms; embedding, head, last norm."""
     h, f = HUGE["hidden_size"], HUGE["intermediate_size"]
     count = 10_000 * (4 * h * h + 3 * h * f + 2 * h) + 2 * 128 * h + h
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(
         error, match=f"num_hidden_layers=10000, hidden_size={h}, .* make {count:,} parameters, and no mac"
     ):
         reader(folder(**HUGE))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("name", ["gpt-175b", "meta-llama/Meta-Llama-3.1-70B", "Qwen/Qwen2.5-72B"])
