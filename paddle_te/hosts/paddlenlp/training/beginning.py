@@ -4,12 +4,15 @@ import logging
 from typing import Any
 
 import paddle
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te import device, upstream
-from paddle_te.host import HostArguments
+from paddle_te.host import HostArguments, HostConfig
 from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser
 from paddle_te.hosts.paddlenlp.training.resharding import check_resumable
 from paddle_te.hosts.paddlenlp.training.resuming import find_to_resume
+from paddle_te.job import Job
+from paddle_te.options import configure
 from paddle_te.runs.checkpoints import check_new_run
 from paddle_te.runs.rollback import leave_out_broken_batches
 from paddle_te.training.liveness import keep_folder, show_signs_of_life
@@ -40,6 +43,18 @@ def find_start(args: HostArguments) -> str | None:
     paddle.set_device(args.device)
     keep_folder(args)
     return find_to_resume(args)
+
+
+def set_run(config: HostConfig, length: int, args: HostArguments, *others: Any) -> None:
+    """Give a model's configuration what the TrainingArguments say of it.
+
+    length: tokens of a sequence. others: further dataclasses of options.
+    """
+    LlmMetaConfig.set_llm_config(config, args)
+    configure(config, args, *others)
+    config.fuse_wgrad_accumulation = Job.of(args).adds_in_gemms
+    config.use_cache = False
+    config.seq_length = length
 
 
 def start_from(checkpoint: str | None, args: HostArguments) -> None:

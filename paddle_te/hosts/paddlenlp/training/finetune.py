@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paddlenlp.trainer import set_seed
-from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te.data.chat_template import ChatTemplate
 from paddle_te.data.questions import IGNORED
@@ -34,7 +33,7 @@ from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_cl
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.hosts.paddlenlp.positions import check_positions
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
-from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
+from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, set_run, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
 from paddle_te.hosts.paddlenlp.training.datasets import Datasets
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
@@ -60,7 +59,6 @@ from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.job import Job
 from paddle_te.models.backend import check_backend, is_native
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.heartbeat import SAVING, Heartbeat
@@ -88,12 +86,8 @@ def make_config(
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
-    LlmMetaConfig.set_llm_config(config, training_args)
-    configure(config, training_args)
-    config.fuse_wgrad_accumulation = Job.of(training_args).adds_in_gemms
-    config.use_cache = False
+    set_run(config, data_args.max_length, training_args)
     config.ignore_index = IGNORED  # as the data say it
-    config.seq_length = data_args.max_length
     check_positions(config, config.seq_length)
     if data_args.zero_padding:
         check_packed(config)

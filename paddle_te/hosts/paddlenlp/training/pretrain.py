@@ -18,7 +18,6 @@ from paddlenlp.transformers import (
     CosineAnnealingWithWarmupDecay,
     LinearAnnealingWithWarmupDecay,
 )
-from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te import device
 from paddle_te.configs import resolve
@@ -37,7 +36,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
     check_weights_folder,
     data_seed,
 )
-from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
+from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, set_run, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
 from paddle_te.hosts.paddlenlp.training.datasets import (
     DataArguments,
@@ -51,9 +50,7 @@ from paddle_te.hosts.paddlenlp.training.packing import Collate, make_collator
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
-from paddle_te.job import Job
 from paddle_te.models.backend import is_native, ops_of
-from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
 from paddle_te.training.schedule import annealing
@@ -77,11 +74,7 @@ def make_config(
 ) -> HostConfig:
     backend = training_args.transformer_engine_backend
     config = read_config(resolve(model_args.model_name_or_path), backend)
-    LlmMetaConfig.set_llm_config(config, training_args)
-    configure(config, training_args, model_args)
-    config.fuse_wgrad_accumulation = Job.of(training_args).adds_in_gemms
-    config.use_cache = False
-    config.seq_length = data_args.max_seq_length
+    set_run(config, data_args.max_seq_length, training_args, model_args)
     if data_args.reset_attention_mask:
         check_packed(config)
     if model_args.continue_training:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_te import configs
-from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training import beginning, pretrain
 
 
 @pytest.mark.parametrize("scaling, positions", [
@@ -14,8 +14,8 @@ from paddle_te.hosts.paddlenlp.training import pretrain
 ])  # fmt: skip
 def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch, caplog, scaling, positions):
     """But for dynamic scaling, which begins beyond max_position_embeddings."""
-    monkeypatch.setattr(pretrain.LlmMetaConfig, "set_llm_config", lambda config, arguments: None)
-    monkeypatch.setattr(pretrain, "configure", lambda *arguments: None)
+    monkeypatch.setattr(beginning.LlmMetaConfig, "set_llm_config", lambda config, arguments: None)
+    monkeypatch.setattr(beginning, "configure", lambda *arguments: None)
     config = configs.read("tiny-llama-demo") | dict(max_position_embeddings=64) | scaling
     (tmp_path / "config.json").write_text(json.dumps(config))
     model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
