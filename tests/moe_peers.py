@@ -58,7 +58,8 @@ def answer(family, seed):
     (y[0] * torch.tensor(given["dy"])).sum().backward()
     found = {"y": y[0], "dx": x.grad, "logits": x @ made.gate.weight.T}
     for name, experts in placed.items():
-        gradients = [torch.cat([part.grad for part in stacked]) for stacked in experts]
+        grads = [[torch.zeros_like(part) if part.grad is None else part.grad for part in each] for each in experts]
+        gradients = [torch.cat(each) for each in grads]  # an expert that gets no token has no gradient
         found[f"d{name}"] = torch.stack(gradients) if len(gradients) == EXPERTS else gradients[0]
     return {name: digest(value.detach().numpy()) for name, value in found.items()}
 
