@@ -1,8 +1,12 @@
 """GPU tests run on Paddle's GPU device: paddlepaddle-gpu's `gpu`, or nvgpu's `nvgpu` (CUSTOM_DEVICE_ROOT)."""
 
+import ctypes
 import os
 
 import pytest
+
+from paddle_te.native import library
+from tools.status import of_cards
 
 
 def paddle_device():
@@ -18,6 +22,17 @@ def _repairs():
     from paddle_te import upstream
 
     upstream.apply()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cards(record_testsuite_property):
+    """A report (--junitxml) says on which GPUs its tests ran; tools/status.py reads it."""
+    name = ctypes.create_string_buffer(96)
+    try:
+        library.driver().cuDeviceGetName(name, len(name), 0)
+    except OSError:
+        return  # tests/unit/hosts/paddlenlp/emulated_gpu.py runs some of them without a driver
+    record_testsuite_property("cards", of_cards(name.value.decode(), len(library.gpus())))
 
 
 @pytest.fixture

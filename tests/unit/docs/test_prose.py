@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-GENERATED = {"options.md", "recipes.md", "config.md"}
+GENERATED = {"options.md", "recipes.md", "config.md", "status.md"}
 ABOVE = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "nvgpu/README.md", "llm/llama/README_TE.md")
 PAGES = [*(ROOT / name for name in ABOVE), *(page for page in ROOT.glob("docs/*/*.md") if page.name not in GENERATED)]
 LONGEST_CELL, LONGEST_SENTENCE = 120, 35  # characters that a reader sees, words
