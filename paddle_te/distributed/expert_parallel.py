@@ -24,6 +24,14 @@ Rows = TypeVar("Rows", bound=Any)  # a NumPy array or a tensor
 COLOR = "moe_expert"  # sharding stage 1 lays such gradients into buckets of their own
 
 
+class Color(dict[str, Any]):
+    """Say over which ranks a parameter's gradient is averaged, as Paddle's sharding stage 1 reads it."""
+
+    def __deepcopy__(self, memo: object) -> Color:
+        """Return itself: Paddle copies what a parameter knows with it, to save it, and a group cannot be copied."""
+        return self
+
+
 def single_group(group: Group) -> Group:
     """Return a group that knows the place of its only rank, which Paddle says is -1: slices would begin before 0."""
     if group.nranks == 1:
@@ -126,7 +134,7 @@ class ExpertParallel:
             return
         parameter.no_sync = True
         # `upstream.expert_buckets` multiplies by the scale: each rank's loss is a mean over its own tokens
-        parameter.color = {"color": COLOR, "group": self.replicas, "scale": 1 / self.size}
+        parameter.color = Color(color=COLOR, group=self.replicas, scale=1 / self.size)
 
     def draw(self, parameter: Tensor, draw: Callable[[Tensor], object]) -> None:
         """Give a parameter that has been drawn other numbers on each rank that has other experts.

@@ -1,6 +1,7 @@
 """Compare two ranks, which divide a layer's experts, with one process that has all experts. The ranks are threads."""
 
 import contextlib
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -249,6 +250,15 @@ def test_experts_that_ranks_cannot_divide_are_refused(monkeypatch):
     monkeypatch.setattr(ExpertParallel, "from_fleet", lambda tp: ep)
     with pytest.raises(ValueError, match="num_moe_experts=8 is not divisible by the 3 ranks that divide them"):
         MoELayer(**SIZES, set_parallel_mode=True, backend="paddle")
+
+
+def test_experts_that_other_ranks_have_too_can_be_copied():
+    """As Paddle does where it saves a parameter; the group of the ranks that have them cannot."""
+    weight = paddle.create_parameter([2, 3, 4], "float32")
+    ExpertParallel(Rank(Group(RANKS), 0, RANKS, True), Group(RANKS)).mark(weight)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        copy.deepcopy(weight.color["group"])
+    assert (copy.deepcopy(weight) == weight).all()
 
 
 def test_ranks_draw_other_experts(monkeypatch, seed):
