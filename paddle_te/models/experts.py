@@ -86,3 +86,9 @@ def update_biases(model: nn.Layer) -> None:
     if groups is None:  # without fleet's topology all processes read other rows
         groups = [dist.get_group(0)] if dist.is_initialized() else []
     update_expert_bias(model, *groups)
+
+
+def drop_step(model: nn.Layer) -> None:
+    """Forget the load that routers have seen in a step whose update is left out: no bias moves by it."""
+    for router in routers(model):
+        router.forget_load()

@@ -136,7 +136,12 @@ class TopKRouter(_Layer):
         """
         step = paddle.sign(tokens.mean() - tokens) * self.config.moe_router_bias_update_rate
         self.expert_bias.set_value(self.expert_bias + step)
-        self._tokens.zero_()
+        self.forget_load()
+
+    def forget_load(self) -> None:
+        """Count the tokens of the experts from 0 again."""
+        if self._tokens is not None:
+            self._tokens.zero_()
 
 
 def _sharing(tp: TensorParallel | None) -> tuple[TensorParallel, ...]:

@@ -9,6 +9,7 @@ from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.layers.moe import MoEAuxLossAutoScaler, MoEConfig, MoELayer
 from paddle_te.models.experts import (
     ROUTING,
+    drop_step,
     routers,
     routing_values,
     scaled_auxiliary_loss,
@@ -88,3 +89,12 @@ def test_the_bias_of_busy_experts_falls(seed):
     tokens = layer.router.statistics.tokens_per_expert.numpy()
     update_biases(layer)
     np.testing.assert_allclose(layer.router.expert_bias.numpy(), 1e-3 * np.sign(tokens.mean() - tokens), rtol=1e-6)
+
+
+def test_no_bias_moves_by_a_step_that_is_left_out(seed):
+    options = dict(moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True)
+    layer = MoELayer(MoEConfig(16, 8, 4, backend="paddle", **options))
+    layer(paddle.randn([10, 16])).sum().backward()
+    drop_step(layer)
+    update_biases(layer)
+    assert not layer.router.expert_bias.numpy().any()

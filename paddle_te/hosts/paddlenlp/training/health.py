@@ -31,6 +31,7 @@ from paddle_te import device, fp8
 from paddle_te.distributed import gather_objects
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.host import HostArguments, HostModel, HostTrainer
+from paddle_te.models import experts
 from paddle_te.optimizer import gradient_norm, guard_updates
 from paddle_te.runs import rollback
 from paddle_te.runs.rollback import UnsoundStep
@@ -143,6 +144,7 @@ class Watch:
                 self.fault = fault
                 logger.warning(f"step {self.step}: {fault}: left out (--on_nan skip), {self.skipped} so far")
                 fp8.drop_step()
+                experts.drop_step(model)
                 return False
             fault = f"{fault}; {MOST_SKIPPED} steps before it are left out already"
         raise UnsoundStep(self.step, fault)
