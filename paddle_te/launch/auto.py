@@ -135,7 +135,9 @@ def _gpu(args: argparse.Namespace, world: int) -> Gpu:
 def _has_what_is_given(layout: Job, args: argparse.Namespace) -> bool:
     """Whether it has the values of the arguments that are not auto."""
     values = _values(layout) | {"recompute": recompute_text(layout)}
-    if (args.SEP, args.CP) != (layout.sep, layout.cp) or layout.overlaps and args.LOGGING_STEPS == 1:
+    if (args.SEP, args.CP, args.EP) != (layout.sep, layout.cp, layout.ep):
+        return False
+    if layout.overlaps and args.LOGGING_STEPS == 1:
         return False
     if args.FSDP == "all":
         values["FSDP"] = "all" if layout.sharding_ranks == layout.data else layout.sharding_ranks

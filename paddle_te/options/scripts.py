@@ -150,6 +150,7 @@ class Layers:
         doc="`delayed`, `current` or `block` scaling; [which one](../background/fp8.md#scaling)",
         zh="`delayed`、`current` 或 `block` scaling；[如何选择](../background/fp8.md#scaling)",
         config=True,
+        planned=GIVEN,
     )
     fp8_amax_history_len: int = option(
         HISTORY,
@@ -306,6 +307,7 @@ class Layers:
         zh="配合 `--expert_parallel_degree`：每个 rank 收集全部 token（`allgather`），或 token 只发往其专家所在的 rank"
         "（`alltoall`）；[如何选择](../background/parallelism.md#experts)",
         config=True,
+        planned=SEARCHED,
     )
     moe_z_loss_coeff: float | None = option(
         NOT_NEGATIVE,

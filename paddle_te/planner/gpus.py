@@ -31,6 +31,7 @@ class Gpu:
     hbm: float = number("reached by element-wise kernels")
     hbm_lora: float = number("by those of a layer with LoRA: fitted to whole steps, on both GPUs alike")
     update: float = number("reached by AdamW of all weights and the norm of all gradients (measured: 3800 to 4200)")
+    update_bfloat16: float = number("ms of AdamW of 1e9 weights with moments in bfloat16, which are rounded at random")
     update_int8: float = number("ms of AdamW of 1e9 weights with moments in 8 bits, whose arithmetic takes that long")
     gemm_bf16: float = number("reached by a layer's GEMMs in a running step, at the power limit")
     gemm_fp8: float = number("likewise in fp8")
@@ -69,6 +70,7 @@ _H200 = Gpu(
     hbm=3400,
     hbm_lora=2800,
     update=4150,
+    update_bfloat16=4.7,
     update_int8=12,
     gemm_bf16=690,
     gemm_fp8=1200,
@@ -100,6 +102,7 @@ _H100 = replace(
     memory=79.5,
     hbm=2400,
     update=2900,
+    update_bfloat16=6.0,
 )
 GPUS = {"h200": _H200, "h100": _H100}
 

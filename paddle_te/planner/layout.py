@@ -10,11 +10,12 @@ from paddle_te.job import FINETUNE, PRETRAIN, Job
 from paddle_te.job.record import FLAGS
 from paddle_te.job.words import options, printed
 from paddle_te.options.launcher import FLAGS as LAUNCHERS
-from paddle_te.options.launcher import OVERLAPS
+from paddle_te.options.launcher import OVERLAPS, SPLIT
 from paddle_te.options.lora import COUNTED as COUNTED_OF_ADAPTER
 from paddle_te.options.lora import Adapter
 from paddle_te.options.option import GIVEN
 from paddle_te.options.scripts import (
+    DISPATCHERS,
     WHOLE_LAYERS,
     again,
     stored_in_fp8,
@@ -66,6 +67,7 @@ def layout(
     if isinstance(lora, Mapping):
         known |= Adapter(**lora).flags
     known |= by_flag(flags)
+    divided = known.get("expert_parallel_degree", 1) > 1
     made = Job(
         script=FINETUNE if lora else PRETRAIN,
         do_train=True,
@@ -80,7 +82,7 @@ def layout(
         max_seq_len=sequence,
         sharding=f"stage{stage}" if sharding > 1 else "",
         sharding_parallel_degree=sharding,
-        sharding_parallel_config=OVERLAPS.get(f"stage{stage}", OVERLAPS["stage2"]) if overlap else "",
+        sharding_parallel_config=OVERLAPS.get(f"stage{stage}", OVERLAPS["stage2"]) if overlap else SPLIT * divided,
         lora=bool(lora),
     )
     return over_tensor_ranks(made.but(**known), int(known.get("tensor_parallel_degree", 1)))
@@ -160,9 +162,11 @@ def extra_flags(job: Job) -> dict[str, object]:
         job.world, job.sequence, sharding=job.sharding_ranks, stage=job.stage, precision=job.precision,
         recompute=job.recomputed, overlap=job.overlaps, optimizer_in_backward=job.optimizer_in_backward,
     )  # fmt: skip
+    if job.ep > 1:  # the launcher sets both
+        plain = plain.but(sharding_parallel_config=job.sharding_parallel_config)
     plain = plain.but(
         **{flag: getattr(job, flag) for flag in (*LAUNCHERS.values(), "lora", "pad_to_max_length")},
-        amp_master_grad=plain.keeps_main_gradients or job.overlaps,
+        amp_master_grad=plain.keeps_main_gradients or job.overlaps or job.ep > 1,
         optimizer_in_backward="off",
         use_fused_linear_cross_entropy=job.prefers,  # which has nothing else
     )
@@ -190,6 +194,7 @@ def shape(job: Job) -> str:
     degrees = {"TP": job.tp, "PP": job.pp, "VP": job.vp, "SEP": job.sep, "CP": job.cp, "EP": job.ep}
     degrees |= {f"stage{job.stage} over ": job.sharding_ranks, "DP": job.replicas}
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
+    words += ["all-to-all"] * (job.ep > 1 and job.moe_token_dispatcher_type != DISPATCHERS[0])
     return " × ".join(words)
 
 

@@ -73,7 +73,8 @@ def _kinds() -> frozenset[tuple[tuple[Any, ...], str]]:
 
 def _kind(layout: Job) -> tuple[Any, ...]:
     """The ways in which ranks share a model, whatever their number, and what lies in host memory."""
-    shared = (degree > 1 for degree in (layout.tp, layout.pp, layout.vp, layout.sep, layout.cp, layout.replicas))
+    degrees = layout.tp, layout.pp, layout.vp, layout.sep, layout.cp, layout.ep, layout.replicas
+    shared = (degree > 1 for degree in degrees)
     on_the_host = layout.layers_on_host > 0, layout.share_on_host > 0
     stage = layout.sharding_ranks > 1 and layout.stage
     return *shared, *on_the_host, stage, layout.lora, layout.has_reference

@@ -25,8 +25,10 @@ MXFP8 = 33 / 32  # bytes of a number: one, and for 32 together one more
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim/calls.h)
 # GB that NCCL keeps of a card, by how ranks share the work: measured on two H100s, each kind by itself, as what the
 # driver said beyond Paddle's allocator and the 0.7 GB of one card (benchmarks/planned/2026-11-25_h100x2_overhead.md)
-COMMUNICATORS = {"data": 1.4, "pipeline": 1.8, "sharding": 1.8, "sequence": 2.3, "tensor": 2.4}
+COMMUNICATORS = {"data": 1.4, "pipeline": 1.8, "sharding": 1.8, "experts": 1.8, "sequence": 2.3, "tensor": 2.4}
 FURTHER_KIND = 0.5  # GB more for each further kind in the same layout; assumed
+# What a router keeps of a token: its input in float32; and for each expert logits, scores, probabilities and places
+ROUTER_BYTES, ROUTE_BYTES = 4, 24
 LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
 
 
@@ -68,12 +70,17 @@ def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory
 
     rank: of those that share the weights; None: the one that has most.
     """
-    by_all_to_all = layout.moe_token_dispatcher_type == "alltoall"
     stages = {0, layout.pp - 1}
-    model = model.of_a_rank(layout.ep, by_all_to_all).of_a_tensor_rank(layout.tp)
+    if model.experts and max(layout.ep, layout.tp) > 1:
+        model = _of_a_rank(model, layout.ep, layout.moe_token_dispatcher_type == "alltoall", layout.tp)
     if layout.skipped_layers(model.layers):
         stages.add(min(1, layout.pp - 1))
     return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)
+
+
+@cache
+def _of_a_rank(model: Model, ep: int, by_all_to_all: bool, tp: int) -> Model:
+    return model.of_a_rank(ep, by_all_to_all).of_a_tensor_rank(tp)
 
 
 def releases_gradients(layout: Job) -> bool:
@@ -104,6 +111,7 @@ def communicators(layout: Job) -> float:
         "data": layout.replicas,
         "pipeline": layout.pp,
         "sharding": layout.sharding_ranks,
+        "experts": layout.ep,  # whose own was not measured
         "sequence": layout.sharing,
         "tensor": layout.tp,
     }
@@ -349,7 +357,8 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     fc1 = 0 if {"mlp", "moe"} & {*again} else norm_2 + (MXFP8 if layout.stores_input_in_fp8 else 2) * model.fc1
     activation = 0 if {"mlp", "mlp_act", "moe", "moe_act"} & {*again} else of_input["mlp"] * f  # fc2's input
     low_rank = 2 * sum(_width(layout, gemm) for gemm in _kept_products(model, layout))  # x·A
-    return entry + norm + latent + qkv + attention + proj + middle + fc1 + activation + added + low_rank
+    router = 0 if "moe" in again else ROUTER_BYTES * h * model.sparse + ROUTE_BYTES * model.outputs
+    return entry + norm + latent + qkv + attention + proj + middle + router + fc1 + activation + added + low_rank
 
 
 def _kept_of_an_input(layout: Job, part: str) -> int:

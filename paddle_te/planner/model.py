@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from paddle_te.configs.spec import ExpertsSpec, LatentSpec, ModelSpec, spec_of
 from paddle_te.hosts.paddlenlp.capabilities import has_pipeline
+from paddle_te.job import Job
 
 EXCHANGED_ROOM = 9 / 8  # rows of experts that `layers.moe.token_dispatcher` makes room for, over those in balance
 MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
@@ -40,9 +41,10 @@ class Model:
     the last tokens only, how many. qk_norm, latent: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a
     pipeline model of it. spec: what it was made of, which has the weights' names.
     idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
-    has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts. vectors: those of
-    a layer's sinks, and of its biases that neither qkv_bias nor bias tells of and a token goes through. sinks:
-    attention has some.
+    has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts. sparse: share of
+    the layers that have experts. outputs: numbers that a router gives for a token. vectors: elements of a layer's
+    sinks, and of its biases that neither qkv_bias nor bias tells of and a token goes through. sinks: attention has
+    some.
     """
 
     hidden: int
@@ -64,6 +66,8 @@ class Model:
     idle: float = 0.0
     copies: float = 1.0
     experts: float = 0.0
+    sparse: float = 0.0
+    outputs: float = 0.0
     vectors: float = 0.0
     sinks: bool = False
     latent: LatentSpec | None = None
@@ -95,6 +99,8 @@ class Model:
             of_layers.idle,
             of_layers.copies,
             of_layers.experts,
+            of_layers.sparse,
+            of_layers.outputs,
             _vectors(spec),
             attention.sinks,
             attention.latent,
@@ -128,17 +134,23 @@ class Model:
         stored, ffn = self.mlp_weights, ranks * self.ffn
         return replace(self, ffn=ffn, idle=stored - self.mlp_row * ffn, copies=ranks * self.copies)
 
-    @property
-    def topk(self) -> int:
-        """The greatest number of experts that a token gets in a layer; 0 without experts."""
-        layers = () if self.spec is None else self.spec.layers
-        return max((ff.topk for layer in layers if isinstance(ff := layer.feed_forward, ExpertsSpec)), default=0)
+    def room(self, layout: Job) -> float:
+        """Return the rows that te's experts have room for, of a rank or of tensor parallel ranks together.
+
+        Over those in balance. Who gathers all ranks' tokens has room for all of these at each of them.
+        """
+        by_all_to_all = layout.ep > 1 and layout.moe_token_dispatcher_type == "alltoall"
+        return EXCHANGED_ROOM if by_all_to_all else float(max(layout.ep, layout.tp))
 
     @property
-    def layers_with_experts(self) -> int:
-        """The layers that have experts."""
-        layers = () if self.spec is None else self.spec.layers
-        return sum(isinstance(layer.feed_forward, ExpertsSpec) for layer in layers)
+    def routed(self) -> float:
+        """Rows that a token has in experts, on average over the layers."""
+        return self.copies - 1 + self.sparse
+
+    @property
+    def topk(self) -> float:
+        """Experts of a token in a layer that has some; 0 without experts."""
+        return self.routed / self.sparse if self.sparse else 0.0
 
     def seen(self, sequence: int) -> float:
         """Return as how many tokens long a sequence costs attention, on average over the layers.
@@ -262,11 +274,13 @@ class _Layers(NamedTuple):
     idle: float
     copies: float
     experts: float
+    sparse: float
+    outputs: float
 
 
 def _of_layers(spec: ModelSpec) -> _Layers:
-    """Return Model's ffn, idle, copies and experts, means over the layers."""
-    active, stored, copies, of_experts = 0, 0, 0, 0
+    """Return Model's ffn, idle, copies, experts, sparse and outputs, means over the layers."""
+    active, stored, copies, of_experts, sparse, outputs = 0, 0, 0, 0, 0, 0
     for layer in spec.layers:
         ff = layer.feed_forward
         experts, topk, shared = (ff.experts, ff.topk, ff.shared_ffn or 0) if isinstance(ff, ExpertsSpec) else (1, 1, 0)
@@ -279,9 +293,11 @@ def _of_layers(spec: ModelSpec) -> _Layers:
         stored += row * (experts * ff.ffn + shared) + spec.hidden * beside + (experts - topk) * biases
         copies += topk
         of_experts += experts * (row * ff.ffn + biases) if experts > 1 else 0
+        sparse, outputs = sparse + (experts > 1), outputs + (experts if experts > 1 else 0)
     count, row = len(spec.layers), (3 if spec.layer.feed_forward.gated else 2) * spec.hidden
     ffn = round(active / count)
-    return _Layers(ffn, stored / count - row * ffn, copies / count, of_experts / count)
+    means = (each / count for each in (copies, of_experts, sparse, outputs))
+    return _Layers(ffn, stored / count - row * ffn, *means)
 
 
 def _vectors(spec: ModelSpec) -> float:

@@ -66,6 +66,7 @@ def things(layout: Job) -> list[str]:
         "PP": layout.pp > 1,
         "VP": layout.vp > 1,
         "SEP or CP": layout.sharing > 1,
+        "EP": layout.ep > 1,
         "sharding": layout.sharding_ranks > 1,
         "recompute": computed_again(layout),
         "loss in chunks": layout.use_fused_linear_cross_entropy,

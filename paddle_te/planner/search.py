@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_te.job import FINETUNE, Job, fault
-from paddle_te.options.launcher import OVERLAPS
+from paddle_te.options.launcher import OVERLAPS, SPLIT
 from paddle_te.options.scripts import (
+    DISPATCHERS,
     LAYERS_ON_HOST,
     MASTER_WEIGHTS,
     MOMENTS,
@@ -141,8 +142,10 @@ def layouts(
                 if rest or not micro_batches:
                     continue
                 filled = whole.but(per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches)
-                for shared in filter(_accepted, _data_parallel(filled)):
-                    yield from filter(_accepted, map(_with_what_is_stored, _of_memory(model, shared, flags)))
+                for shared in _data_parallel(model, filled, flags):
+                    if _accepted(model, shared):
+                        every = map(_with_what_is_stored, _of_memory(model, shared, flags))
+                        yield from (each for each in every if fault(each) is None)
 
 
 def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
@@ -252,9 +255,7 @@ def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
     TP is of what heads, MLP and vocabulary divide into. Fine-tuning has only TP, and no pipelines.
     """
     for tp in range(1, min(one.world, gpu.gpus_per_node) + 1):
-        if one.world % tp or any(
-            size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)
-        ):
+        if one.world % tp or any(size % tp for size in _divided(model)):
             continue
         divided = one.but(tensor_parallel_degree=tp, sequence_parallel=tp > 1, pad_to_max_length=one.lora and tp > 1)
         yield divided
@@ -270,6 +271,12 @@ def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
                     yield divided.but(pipeline_parallel_degree=pp, virtual_pp_degree=vp)
 
 
+def _divided(model: Model) -> tuple[int, ...]:
+    """Return the numbers that tensor parallel ranks divide. Experts are whole on a rank, whatever their width."""
+    of_mlp = round(model.outputs / model.sparse) if model.sparse else model.ffn // 16
+    return model.heads, model.kv_heads, of_mlp, model.vocabulary
+
+
 def _shared_sequences(model: Model, gpu: Gpu, layout: Job) -> Iterator[Job]:
     """Sequences over ranks of a node: by SEP, of what a rank's heads divide into, and by CP, which has no window."""
     degree = 2
@@ -281,17 +288,21 @@ def _shared_sequences(model: Model, gpu: Gpu, layout: Job) -> Iterator[Job]:
         degree *= 2
 
 
-def _accepted(layout: Job) -> bool:
+def _accepted(model: Model, layout: Job) -> bool:
     """Whether the launcher, and what it starts, have nothing against it."""
-    return fault(layout) is None
+    return fault(layout.but(model=model.spec) if model.experts else layout) is None
 
 
-def _data_parallel(layout: Job) -> Iterator[Job]:
+def _data_parallel(model: Model, layout: Job, given: Collection[str]) -> Iterator[Job]:
     """Yield the layout over the ranks with other data: DP, or sharding.
 
     Overlap is there where it was measured: not with PP, nor where ranks share sequences; stage 3 has none. LoRA
-    over several GPUs was run with sharding in stage 2 only, which pipelines do not have.
+    over several GPUs was run with sharding in stage 2 only, which pipelines do not have. Where the user has said how
+    many ranks divide the experts, only these are there.
     """
+    if layout.ep > 1:
+        yield from _divided_experts(model, layout, (layout.ep,), given)
+        return
     if layout.lora:
         yield _sharded(layout, 1 if layout.pp > 1 else 2) if layout.data > 1 else layout
         return
@@ -299,6 +310,23 @@ def _data_parallel(layout: Job) -> Iterator[Job]:
     for stage in (1, 2, 3) if layout.data > 1 else ():
         overlaps = stage < 3 and layout.pp == layout.sharing == 1
         yield _sharded(layout, stage, OVERLAPS[f"stage{stage}"] if overlaps else "")
+    if model.experts and "expert_parallel_degree" not in given:
+        yield from _divided_experts(model, layout, range(2, layout.data + 1), given)
+
+
+def _divided_experts(model: Model, layout: Job, degrees: Iterable[int], given: Collection[str]) -> Iterator[Job]:
+    """Yield the layout in sharding stage 1 whose ranks divide the experts, by each dispatcher.
+
+    Tensor parallel ranks divide them by themselves, and no others then do.
+    """
+    kinds = DISPATCHERS if "moe_token_dispatcher_type" not in given else (layout.moe_token_dispatcher_type,)
+    config = OVERLAPS["stage1"] if layout.pp == 1 else SPLIT
+    experts = round(model.outputs / model.sparse) if model.sparse else 0
+    for degree in degrees if layout.tp == 1 else ():
+        if layout.data % degree or experts % degree:
+            continue
+        for kind in kinds:
+            yield _sharded(layout, 1, config).but(expert_parallel_degree=degree, moe_token_dispatcher_type=kind)
 
 
 def _sharded(layout: Job, stage: int, config: str = "") -> Job:

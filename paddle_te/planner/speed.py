@@ -30,9 +30,20 @@ from paddle_te.planner.offloaded import PIECE, late_pieces
 from paddle_te.planner.skipped import mean_of_layers
 
 CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
+EXPERTS_CAST_BYTES = 9  # the same of an expert, whose small matrices are cast at half that speed; fitted
+AMAX_BYTES = 2  # a number whose greatest magnitude current scaling finds before it is cast
+ROUTING = 0.7  # ms: a hundred small kernels around a layer's router, forward and backward; fitted
+# An all-to-all of experts puts rows in order (4 bytes a number, for each rank) and makes their sums in float32 (16),
+# forward and backward. In each forward the host waits for the router, and then the GPU for the host. Both are fitted.
+EXCHANGED_BYTES, EXCHANGE_WAIT = 40, 1.2
+ROW_BYTES = 12  # a number of a token's row: gathered and summed, forward and backward
+# A number of a token that its router sees: in float32, cast there and back and read by three GEMMs (24); and the
+# gradients of hidden states that two parts of the layer read are summed twice (20).
+ROUTER_BYTES = 44
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
 ADDED_NORM_BYTES = 16  # a number: of a norm of what a half adds, and of that sum, which else a GEMM makes in passing
+ANSWERS = 2 / 3  # of the tokens in preference tuning, which only the head and the loss are of; assumed
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
 # The CPU's time for a layer, of that without recompute: with whole layers, whose forward Paddle's recompute runs again
 # (on an H100 a step of llama-125m took 87 ms instead of 35), and more for each part that is computed again (assumed).
@@ -78,7 +89,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
         "stage transfers": m * transfer * passes,
         "head": m * head,
         "reference": m * reference,
-        "main gradients": main_gradients_ms(mine, layout, gpu),
+        "accumulation": accumulation_ms(mine, layout, gpu),
         "bubble": (layout.pp - 1)
         / layout.vp
         * (layers * (layer + tp + shared + dispatch) + transfer * passes + reference),  # the head is the last stage's
@@ -99,15 +110,14 @@ def launch_ms(layout: Job, gpu: Gpu) -> float:
 def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
     """Return the ms of AdamW and of the norm of the gradients.
 
-    Both read these, and the former reads and writes the states and writes the weight. With moments in 8 bits its
+    Both read these, and the former reads and writes the states and writes the weight. With smaller moments its
     arithmetic takes longer than its bytes.
     """
     gradients = 4 if layout.amp_master_grad or layout.overlaps else 2
     norm = own * gradients / gpu.update / 1e6
     adamw = own * (gradients + 2 + 2 * state_bytes(layout)) / gpu.update / 1e6
-    if layout.optim_moments == "int8":
-        adamw = max(adamw, own * gpu.update_int8 / 1e9)
-    return norm + adamw
+    of_arithmetic = {"bfloat16": gpu.update_bfloat16, "int8": gpu.update_int8}.get(layout.optim_moments, 0.0)
+    return norm + max(adamw, own * of_arithmetic / 1e9)
 
 
 def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
@@ -116,16 +126,66 @@ def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     gemms = products(model, layout) * tokens * model.active_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
     elementwise = tokens * elementwise_bytes(model, layout) / (gpu.hbm_lora if layout.lora else gpu.hbm) / 1e6
-    weights = model.gemm_weights - model.experts * (1 - 1 / layout.ep)
-    casts = weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
+    experts = model.experts / layout.ep
+    weights = model.gemm_weights - model.experts + experts
+    cast = weights * (CAST_BYTES + AMAX_BYTES * finds_amax(layout)) + experts * (EXPERTS_CAST_BYTES - CAST_BYTES)
+    casts = cast / gpu.hbm / 1e6 if fp8 and not cached else 0
     if layout.fp8_base:  # transposes for backward
         casts = weights * 2 / gpu.hbm / 1e6
-    once = gemms + attention + elementwise
+    rows = rows_ms(model, layout, gpu)
+    once = gemms + attention + elementwise + rows + written_ms(model, layout, gpu)
     if layout.recomputed == "full":
-        again = gemms * 2 / products(model, layout) + elementwise / 3 + ATTENTION_FORWARD * attention
+        again = gemms * 2 / products(model, layout) + (elementwise + rows) / 3 + ATTENTION_FORWARD * attention
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
-    return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp
+    routing = ROUTING * model.sparse * (4 / 3 if routes_again(layout) else 1)
+    return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp + routing
+
+
+def routes_again(layout: Job) -> bool:
+    """Say whether backward computes a layer's router and rows again."""
+    return layout.recomputed == "full" or "moe" in layout.recomputed_modules
+
+
+def rows_ms(model: Model, layout: Job, gpu: Gpu) -> float:
+    """Return the ms of what moves tokens to their experts' rows and back, and of the router's passes.
+
+    In 16 bits kernels also go through the room that no expert has filled: zeros are written there twice, and the
+    activation is computed of them. Kernels that cast to fp8 leave it out.
+    """
+    if not model.experts:
+        return 0.0
+    moved = ROW_BYTES * model.hidden * model.routed + ROUTER_BYTES * model.hidden * model.sparse
+    if layout.precision != "fp8":
+        moved += (model.room(layout) - 1) * (4 * model.hidden * model.routed + 8 * model.fc1)
+    return layout.tokens * moved / gpu.hbm / 1e6
+
+
+def written_ms(model: Model, layout: Job, gpu: Gpu) -> float:
+    """Return the ms in which GEMMs over an expert's few rows write its weights' gradients, which nothing hides.
+
+    Main gradients are counted where they are added up.
+    """
+    if layout.amp_master_grad:
+        return 0.0
+    trained = (products(model, layout) - 4) / 2
+    return 2 * trained * model.experts / layout.ep / gpu.hbm / 1e6
+
+
+def finds_amax(layout: Job) -> bool:
+    """Say whether each number is read once more before it is cast, for the scale."""
+    return layout.precision == "fp8" and layout.fp8_recipe == "current"
+
+
+def amax_bytes(model: Model, layout: Job) -> float:
+    """Return the bytes a token, forward and backward, that current scaling reads for its scales.
+
+    Of SwiGLU and its gradient they are what these are computed from.
+    """
+    if not finds_amax(layout):
+        return 0.0
+    numbers = sum(gemm.inputs + sum(gemm.outputs) for gemm in model.attention_gemms)
+    return AMAX_BYTES * (numbers + 2 * model.copies * model.hidden + 2 * model.fc1 + model.ffn)
 
 
 def products(model: Model, layout: Job) -> float:
@@ -144,7 +204,7 @@ def elementwise_bytes(model: Model, layout: Job) -> float:
     activation write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same
     pass; and low-rank products read and write inputs and outputs, four times each.
     """
-    more = stored_bytes(model, layout) + norm_bytes(model)
+    more = stored_bytes(model, layout) + norm_bytes(model) + amax_bytes(model, layout)
     if layout.precision != "fp8" or layout.lora:
         # fitted: how many of the counted bytes a step's time shows, fewer where a cache still holds what is read
         seen = 1.1 if layout.lora else 0.8
@@ -280,6 +340,7 @@ def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
 def head_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Of a micro-batch: final norm, lm_head, loss, embedding."""
     tokens, frozen = layout.tokens / layout.tp, frozen_of(model, layout.freeze)
+    tokens *= ANSWERS if layout.prefers else 1
     trained = not (layout.lora or (frozen.embedding if model.tied else frozen.head))
     products_of_head = (6 if trained else 4) * tokens * model.embedding
     gemms = products_of_head / (gpu.head_fp8 if layout.fp8_lm_head else gpu.head_bf16) / 1e9
@@ -306,11 +367,13 @@ def reference_ms(model: Model, layout: Job, gpu: Gpu, tp: float) -> float:
     return model.layers / layout.pp * layer + head_ms(model, layout, gpu) * 2 / products(model, layout)
 
 
-def main_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
-    """Return the time in which GEMMs of later micro-batches read and write the float32 gradients they add to."""
-    if not layout.amp_master_grad:
-        return 0.0
-    return 8 * (layout.micro_batches - 1) * local / gpu.hbm / 1e6
+def accumulation_ms(local: float, layout: Job, gpu: Gpu) -> float:
+    """Return the time in which the gradients of later micro-batches are added to those of the first.
+
+    GEMMs read and write main gradients; Paddle reads two gradients in bf16 and writes one.
+    """
+    each = 8 if layout.amp_master_grad else 6
+    return each * (layout.micro_batches - 1) * local / gpu.hbm / 1e6
 
 
 def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu) -> float:
@@ -363,16 +426,20 @@ def dispatch_ms(model: Model, layout: Job, gpu: Gpu) -> float:
 
     Tokens go to the experts and their sums back, bf16, and gradients likewise, while nothing is computed: of N ranks
     each sends its tokens to all others, or by all-to-all those that have experts there, of k experts a token
-    1 - (1 - 1/N)^k where experts are in balance. The host's wait for the numbers of rows is not counted.
+    1 - (1 - 1/N)^k where experts are in balance. For that the host waits for the numbers of rows.
     """
     if layout.ep == 1:
         return 0.0
-    forwards = 2 if layout.recomputed == "full" or "moe" in layout.recomputed_modules else 1
+    forwards = 2 if routes_again(layout) else 1
     by_all_to_all = layout.moe_token_dispatcher_type == "alltoall"
     share = 1 - (1 - 1 / layout.ep) ** model.topk if by_all_to_all else 1.0
     size = 2 * layout.tokens * model.hidden * layout.ep * share
     one = ring_ms(size, layout.ep, layout.tp * layout.pp * layout.sharing, 1, gpu)
-    return 2 * (forwards + 1) * one * model.layers_with_experts / model.layers
+    sent = 2 * (forwards + 1) * one
+    if by_all_to_all:
+        ordered = EXCHANGED_BYTES * layout.ep * layout.tokens * model.hidden / gpu.hbm / 1e6
+        sent += (forwards + 1) / 2 * ordered + forwards * EXCHANGE_WAIT
+    return sent * model.sparse
 
 
 def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:

@@ -1,7 +1,8 @@
 """What benchmarks/ has of whole trainings, as Points that the planner is compared with.
 
-Points are the trainings of planned.py, the runs of throughput.py that train with this project, all weights or LoRA, and
-figures that were written down by hand where there is no result.
+Points are the trainings of planned.py, the runs of throughput.py that train with this project (all weights, LoRA, or
+LoRA on preferences), the steps of mixtures of experts of step.py, and figures that were written down by hand where
+there is no result.
 
     python -m tools.benchmark.measured
 
@@ -10,10 +11,13 @@ writes the planner's own list of what ran (paddle_te/planner/measured.json).
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from paddle_te.job import DPO, Job
+import numpy as np
+
+from paddle_te.job import Job
+from paddle_te.job.record import PREFERENCES
 from paddle_te.job.words import read
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import COUNTED as FLAGS
@@ -24,13 +28,15 @@ from paddle_te.planner.memory import memory_of_step
 from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
 from paddle_te.planner.speed import time_of_step
-from tools.benchmark import finetuning
+from tools.benchmark import finetuning, preferences, step
+from tools.benchmark.problem import Dims, Variant
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
 # Further flags of a run that a layout has
 _OTHERS = ("lora_rank", "lora_targets")
+COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
 # Code before this computed with other kernels: its results stay where nothing newer answers their question, but the
 # planner, which counts today's bytes, is not compared with them.
 SINCE = "2026-11-24T15:00:00+00:00"
@@ -99,12 +105,41 @@ def _of_planned(result, commit, gpu):
     ]
 
 
-KINDS = {"throughput": _of_throughput, "planned": _of_planned}
+def _of_step(result, commit, gpu):
+    """Steps of mixtures of experts, for which there are no whole trainings. The Trainer is not in them."""
+    points = []
+    for name, found in result["sizes"].items():
+        for peer, row in found["peers"].items():
+            if not found.get("mixture") or not peer.startswith("paddle_te") or row["status"] != "ok":
+                continue
+            size = replace(step.SIZES[name], dims=dims_of(found["dims"]), layers=found["layers"])
+            scaling = row["precision"].partition("_")[2] or "delayed"
+            layout = layout_of(
+                1,
+                size.dims.sequence,
+                precision=row["precision"].partition("_")[0],
+                batch=size.dims.batch,
+                micro_batches=found["micro_batches"],
+                fp8_recipe=scaling,
+                **COMPACT if "compact" in peer else {},
+            )
+            ms = row["step_ms"]["median"]
+            points.append(Point(f"{name}-{peer}", commit, gpu, model_of(size), layout, ms, row["peak_bytes"]))
+    return points
+
+
+def dims_of(said):
+    """The Dims that JSON has as their fields, of which older rows do not say all."""
+    known = {each.name: said[each.name] for each in fields(Dims) if each.name in said}
+    return Dims(**known | {"variant": Variant(**said.get("variant", {}))})
+
+
+KINDS = {"throughput": _of_throughput, "planned": _of_planned, "step": _of_step}
 
 
 def _counts(run):
-    """Of a row's run: whether it is ours, trains one model, and has rows of known lengths, unlike padded samples."""
-    ours = run.get("framework", "paddle_te") == "paddle_te" and run.get("job") != DPO
+    """Of a row's run: whether it is ours, on te, and has rows of known lengths, unlike padded samples."""
+    ours = run.get("framework", "paddle_te") == "paddle_te" and run.get("backend", "te") == "te"
     return ours and run.get("packed", True)
 
 
@@ -148,19 +183,15 @@ def points_without_files(page):
 
 def of_run(run):
     """(Model, Job) of what a row says that it has run."""
-    size, dims = run["size"], run["size"]["dims"]
-    model = Model.of(
-        {
-            "model_type": size.get("family", "llama"),  # older rows do not say it, nor the next but one
-            "hidden_size": dims["hidden"],
-            "intermediate_size": dims["ffn"],
-            "num_hidden_layers": size["layers"],
-            "num_attention_heads": dims["heads"],
-            "num_key_value_heads": dims["kv_heads"],
-            "vocab_size": size["vocabulary"],
-            "max_position_embeddings": dims["sequence"],
-            "tie_word_embeddings": size.get("tied", False),
-        }
+    said, dims = run["size"], run["size"]["dims"]
+    mixture = said.get("mixture")
+    size = step.Size(
+        dims_of(dims),
+        said["vocabulary"],
+        said["layers"],
+        family=said.get("family", "llama"),  # older rows do not say it, nor the next but one
+        tied=said.get("tied", False),
+        mixture=mixture and step.Mixture(mixture["experts"], mixture["topk"], tuple(map(tuple, mixture["words"]))),
     )
     counted, _ = read(run["flags"].split())
     main_grads = {"amp_master_grad": run["gpus"] > 1}  # what the launcher takes, unless the flags say otherwise
@@ -171,10 +202,11 @@ def of_run(run):
         pp=run.get("pp", 1),
         sep=run.get("sep", 1),
         cp=run.get("cp", 1),
+        ep=run.get("ep", 1),
         sharding=run["sharding"],
         stage=int(run["stage"][-1]),
         batch=run["batch"],
-        micro_batches=size.get("micro_batches", 1),
+        micro_batches=said.get("micro_batches", 1),
         precision=run["precision"],
         recompute=run["recompute"],
         overlap=re.search(r"enable_\w*overlap", run["flags"]) is not None,  # of sharding
@@ -182,16 +214,36 @@ def of_run(run):
         quantize_base="fp8" if run.get("fp8_base") else None,
         **main_grads | {name: counted[name] for name in (*FLAGS, *_OTHERS) if name in counted},
     )
-    return model, _of_documents(layout) if run.get("packed") else layout
+    if run.get("job") in PREFERENCES:
+        layout = layout_of_preferences(layout, run["job"])
+    return model_of(size), _of_documents(layout) if run.get("packed") else layout
+
+
+def model_of(size):
+    """The Model of a step.Size, whose normalization and biases are its family's."""
+    return Model.of({"model_type": size.family, "max_position_embeddings": size.dims.sequence, **size.config})
+
+
+def layout_of_preferences(layout, script):
+    """The layout of tuning on preferences, whose rows have a length of their own and whose loss is in chunks."""
+    tuned = layout.but(script=script, zero_padding=True, pad_to_max_length=True, use_fused_linear_cross_entropy=True)
+    return tuned.but(**{tuned.length_flag: layout.sequence})
 
 
 def _of_documents(layout):
     """A layout of packed rows, as one of sequences that have as many tokens and as much attention as the documents."""
-    lengths = finetuning.lengths_of_samples(layout.sequence) - 1.0
+    lengths = _lengths(layout) + 0.0
     length = (lengths**2).sum() / lengths.sum()
-    return layout.but(
-        max_seq_length=length, max_length=length, per_device_train_batch_size=layout.batch * layout.sequence / length
-    )
+    batch = layout.batch * layout.sequence / length
+    return layout.but(**{layout.length_flag: length}, per_device_train_batch_size=batch)
+
+
+def _lengths(layout):
+    """Tokens of the documents: samples, or of pairs both answers, each behind its question."""
+    if not layout.prefers:
+        return finetuning.lengths_of_samples(layout.sequence) - 1
+    question, *answers = preferences.lengths_of_pairs(layout.sequence).T
+    return np.concatenate([question + answer + 1 for answer in answers])
 
 
 def as_rows(points):

@@ -117,7 +117,7 @@ def test_swiglus_input_in_fp8_is_counted(value):
 
 def test_states_that_the_user_has_put_on_the_host():
     """Stay there, and the layout is chosen with them; where the user says nothing the planner may put them there."""
-    words = "--TP=auto --recompute=none --TOKENS_PER_STEP=131072"
+    words = "--TP=auto --recompute=none --batch_size_per_device=1 --TOKENS_PER_STEP=131072"
     _, args = plan(words, devices=1, EXTRA_ARGS="--offload_optimizer 0.5 --seed=7")
     assert args.EXTRA_ARGS == "--offload_optimizer 0.5 --seed=7"
     _, args = plan(words, devices=1, EXTRA_ARGS="--optim_moments float32 --master_weights float32")

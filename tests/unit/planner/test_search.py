@@ -95,6 +95,28 @@ def test_long_sequences_are_shared():
     assert degrees("gpt-5b", 65536, gpus=4) == ({1}, {1})
 
 
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_experts_are_divided(gpus):
+    """By ranks of sharding, and by tensor parallel ones, in layouts that fit and that the launcher takes as printed."""
+    model = Model.of(configs.read("qwen3-30b-a3b"))
+    found = search(model, H200, gpus, 4096, 16 * gpus * 4096, "fp8", optimizer_in_backward="off").plans
+    first = {plan.layout.ep: plan for plan in reversed(found)}
+    assert 2 in first and all(plan.layout.tp == 1 for ep, plan in first.items() if ep > 1)
+    assert any(plan.layout.tp > 1 for plan in found)
+    for ep, plan in first.items():
+        assert fits(plan.memory, model, plan.layout, H200)
+        flags = dry_run(pretrain, ["paddle-te", *command.launch_words("qwen3-30b-a3b", plan.layout)], gpus)
+        assert f"--expert_parallel_degree {ep} " in flags
+
+
+def test_experts_are_divided_as_the_user_says():
+    model, asked = Model.of(configs.read("allenai/OLMoE-1B-7B-0924")), (H200, 4, 4096, 64 * 4096, "bf16")
+    given = dict(expert_parallel_degree=4, moe_token_dispatcher_type="alltoall")
+    layouts = [plan.layout for plan in search(model, *asked, **given).plans]
+    assert layouts and {(layout.ep, layout.moe_token_dispatcher_type) for layout in layouts} == {(4, "alltoall")}
+    assert not any(plan.layout.ep > 1 for plan in find("llama-3-8b", 2).plans)
+
+
 def test_what_does_not_fit_says_what_it_needs():
     """70B: 16 bytes a parameter are 1129 GB, which no rank of DP4 has."""
     found = find("meta-llama/Meta-Llama-3-70B", 4)
@@ -183,7 +205,8 @@ def test_lora(monkeypatch, capsys, tmp_path):
     (tmp_path / "train.json").write_text('{"src": "a", "tgt": "b"}\n')
     words = [word.replace("DATASET", str(tmp_path)).replace("OUTPUT", str(tmp_path / "out")) for word in words]
     flags = dry_run(finetune, words, 4)
-    for flag in ("--lora 1", "--lora_rank 16", "--lora_targets attention", "--quantize_base fp8", "--sharding stage2"):
+    wanted = "--lora true", "--lora_rank 16", "--lora_targets attention", "--quantize_base fp8", "--sharding stage2"
+    for flag in wanted:
         assert flag in flags
     for wrong, said in (
         ("--lora_targets mlp", "--lora_targets without --lora_rank"),

@@ -213,9 +213,12 @@ def test_one_gpu_is_its_layers_head_and_optimizer():
     assert parts["head"] == pytest.approx(3 * speed.head_ms(SMALL, layout(), ROUND))
     # the norm and AdamW read bf16 gradients, and AdamW writes the weight and reads and writes 12 bytes of states
     assert parts["optimizer"] == pytest.approx(SMALL.parameters * (2 + 2 + 2 + 24) / 500 / 1e6)
-    assert sum(parts.values()) == pytest.approx(parts["layers"] + parts["head"] + parts["optimizer"])
+    # from the second micro-batch on two gradients in bf16 are read and one is written
+    assert parts["accumulation"] == pytest.approx(2 * SMALL.parameters * 6 / 1000 / 1e6)
+    there = ("layers", "head", "optimizer", "accumulation")
+    assert sum(parts.values()) == pytest.approx(sum(parts[name] for name in there))
     main = dict(micro_batches=3, main_grads=True)
-    added = times(**main)["main gradients"]  # read and written, from the second micro-batch
+    added = times(**main)["accumulation"]  # read and written
     assert added == pytest.approx(2 * SMALL.parameters * 8 / 1000 / 1e6)
     # those of the step before are cleared, and read as the first micro-batch's are added, or are gone
     cleared = times(**main)["optimizer"] - times(**main, release_grads=True)["optimizer"]
@@ -228,6 +231,29 @@ def test_moments_in_8_bits_take_their_arithmetic():
     slow, fast = (times(replace(ROUND, update_int8=ms), **states)["optimizer"] for ms in (70, 0))
     assert slow == pytest.approx(SMALL.parameters * (2 / 500 / 1e6 + 70 / 1e9))
     assert fast == pytest.approx(SMALL.parameters * (2 + 2 + 2 + 2 * (2 + 2 * 260 / 256)) / 500 / 1e6)
+
+
+def test_moments_in_bfloat16_take_theirs():
+    """At this GPU's bandwidth 16 bytes a weight take longer than rounding them."""
+    states = dict(optim_moments="bfloat16", master_weights="bf16_remainder")
+    slow, fast = (times(replace(ROUND, update_bfloat16=ms), **states)["optimizer"] for ms in (70, 0))
+    assert slow == pytest.approx(SMALL.parameters * (2 / 500 / 1e6 + 70 / 1e9))
+    assert fast == pytest.approx(SMALL.parameters * (2 + 16) / 500 / 1e6)
+
+
+def test_current_scaling_reads_numbers_once_more():
+    """2 bytes of each number that a GEMM reads: 4000 in attention's inputs and 4000 in its outputs' gradients, and 1000
+    before and behind the MLP. Of SwiGLU and its gradient what they are computed from: 8000, 4000 and 8000. And all
+    weights, unless they are kept."""
+    delayed, current = (layout(precision="fp8", fp8_recipe=name) for name in ("delayed", "current"))
+    gpu = replace(ROUND, gemm_fp8=1e9)
+    kept, cast = (
+        speed.layer_ms(SMALL, current, gpu, cached) - speed.layer_ms(SMALL, delayed, gpu, cached)
+        for cached in (True, False)
+    )
+    numbers = (1000 + 3000) + (1000 + 1000) + 2 * 1000 + 2 * 8000 + 4000
+    assert kept == pytest.approx(2 * 1000 * numbers / 1e9)
+    assert cast - kept == pytest.approx(2 * 16e6 / 1e9)
 
 
 def test_what_the_cpu_takes_longer():
@@ -334,7 +360,8 @@ def test_a_reference_takes_a_forward():
     alike = dict(loss_in_chunks=True)
     none, reference = times(**alike), times(**alike, script="dpo")
     by_hand = 2 * 1000 * 10 * SMALL.gemm_weights / ROUND.gemm_bf16 / 1e9
-    assert none["reference"] == 0 and reference | {"reference": 0} == none
+    assert none["reference"] == 0 and reference | {"reference": 0, "head": none["head"]} == none
+    assert reference["head"] == pytest.approx(none["head"] * speed.ANSWERS)
     assert by_hand < reference["reference"] < (none["layers"] + none["head"]) / 3 * 1.05
     lora = times(**alike, lora=dict(rank=8), script="dpo")
     assert lora["reference"] > (lora["layers"] + lora["head"]) / 3
@@ -351,9 +378,37 @@ def test_ranks_that_divide_experts():
     assert one["dispatch"] == 0 and two["dispatch"] == pytest.approx(48 * 4 * each)
     exchanged = whole.but(expert_parallel_degree=4, moe_token_dispatcher_type="alltoall")
     all_four = speed.time_of_step(model, exchanged, ROUND)["dispatch"]
-    assert all_four == pytest.approx(48 * 4 * 3 * each * (1 - 0.75**8))
+    ordered = speed.EXCHANGED_BYTES * 4 * 1000 * 2048 / 1e9
+    assert all_four == pytest.approx(48 * (4 * 3 * each * (1 - 0.75**8) + ordered + speed.EXCHANGE_WAIT))
     again = whole.but(expert_parallel_degree=2, recompute=True, recompute_granularity="full")
     assert speed.dispatch_ms(model, again, ROUND) == pytest.approx(6 * each)
+
+
+def test_what_experts_take_beside_their_gemms():
+    """Qwen3-30B's 1000 tokens in 8 rows of 2048 numbers each: gathered and summed there and back; the router; the
+    gradients of 128 experts' weights, written once; and their casts, at half a dense weight's speed."""
+    model, one = Model.of(configs.read("qwen3-30b-a3b")), layout()
+    assert (model.routed, model.topk, model.sparse, model.outputs) == (8, 8, 1, 128)
+    rows = 1000 * 2048 * (12 * 8 + 44) / 1e9
+    assert speed.rows_ms(model, one, ROUND) == pytest.approx(rows)
+    experts = 128 * 3 * 2048 * 768
+    assert speed.written_ms(model, one, ROUND) == pytest.approx(2 * experts / 1e9)
+    assert speed.written_ms(model, layout(lora=dict(rank=8, targets="attention")), ROUND) == 0
+    kept, cast = (speed.layer_ms(model, layout(precision="fp8"), ROUND, cached) for cached in (True, False))
+    assert cast - kept == pytest.approx((9 * experts + 4.5 * (model.gemm_weights - experts)) / 1e9)
+    dense = Model.of(configs.read("Qwen/Qwen3-0.6B"))
+    assert speed.rows_ms(dense, one, ROUND) == speed.written_ms(dense, one, ROUND) == 0
+    # of two ranks that gather their tokens each has room for twice as many rows; casts to fp8 leave it out
+    two = layout(2, sharding=2, ep=2, main_grads=True)
+    room = 1000 * (4 * 8 * 2048 + 8 * 2 * 8 * 768) / 1e9
+    assert speed.rows_ms(model, two, ROUND) == pytest.approx(rows + room)
+    assert speed.rows_ms(model, two.but(use_fp8=True), ROUND) == pytest.approx(rows)
+
+
+def test_layers_with_experts_among_others():
+    """GLaM has them in every second layer."""
+    model = Model.of(configs.read("glam-126m-64e"))
+    assert (model.sparse, model.outputs, model.routed, model.topk) == (0.5, 32, 1, 2)
 
 
 def test_experts_gradients_go_to_their_replicas():
