@@ -259,7 +259,7 @@ def summary(areas: dict[str, list[Feature]], results: Results) -> str:
     for area, features in areas.items():
         marks = [signs(feature, results) for feature in features]
         counts = [Counter(each[tier] for each in marks) for tier in TIERS]
-        cells = [" ".join(f"{sign} {n[sign]}" for sign in (PASSED, FAILED, NEVER) if n[sign]) for n in counts]
+        cells = [", ".join(f"{sign} {n[sign]}" for sign in (PASSED, FAILED, NEVER) if n[sign]) for n in counts]
         rows.append(row([f"[{area}](#{anchor(area)})", *cells]))
     return "\n".join(rows)
 
