@@ -330,7 +330,7 @@ def write_model(folder):
 
 def test_it_explains(monkeypatch, capsys):
     status, shown = run(monkeypatch, capsys, "llama-3-8b --gpus 4 --explain --gpu h100")
-    assert status == 0 and "taken over from the H200; 25 steps that" in shown.out
+    assert status == 0 and "taken over from the H200; 26 steps that" in shown.out
     assert "nvlink" in shown.out and "optimizer" in shown.out
     assert formulas.TIME["layers"] in shown.out and formulas.MEMORY["states"] in shown.out
     best = search(*EIGHT_B_ON_2).plans[0]
