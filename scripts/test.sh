@@ -16,6 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make_venv
 [ "${PEERS:-0}" = 0 ] || make_peers
 export PATH="$PWD/.venv/bin:$PATH" # what tests start finds this Python too
+unset PYTHONDONTWRITEBYTECODE      # pip makes no byte code (make_venv): each process would compile Paddle again
 cores=$(nproc)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
 
