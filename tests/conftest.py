@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import importlib.util
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from paddle_te.upstream import deferred_imports
 from tests import processes, seeds
 from tests.nvgpu_processes import build_host
 from tests.sizes import TINY
@@ -37,6 +39,8 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.terminal_stderr = os.dup(2)  # nothing is captured yet
+    if importlib.util.find_spec("paddlenlp"):
+        deferred_imports.apply()  # as our commands do: PaddleNLP is there in a third of the time
     processes.environment_of_children(os.environ)
     seeds.settle(os.environ)
     if WARM_STARTS not in os.environ:

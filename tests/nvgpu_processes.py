@@ -46,6 +46,7 @@ def python_path():
 def environment(plugin, **more):
     settings = dict(CUSTOM_DEVICE_ROOT=plugin, NVGPU_TIMEOUT="120", OMP_NUM_THREADS="1", PYTHONPATH=python_path())
     settings["FLAGS_tcp_store_using_libuv"] = "0"  # see paddle_te/upstream/threaded_store.py
+    settings["DEFERRED_IMPORTS"] = "1"
     return {**os.environ, **settings, **{key: str(value) for key, value in more.items()}}
 
 

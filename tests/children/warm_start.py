@@ -25,7 +25,7 @@ from pathlib import Path
 FOLDER = "WARM_STARTS"
 SELECTED = "FLAGS_selected_nvgpus"  # the number of a rank's device
 # Variables that differ between ranks and tests, and that no import reads.
-IGNORED = ("PADDLE_", "POD_", "PYTEST_", "TRAINER", "EMULATED_TE", SELECTED, FOLDER)
+IGNORED = ("PADDLE_", "POD_", "PYTEST_", "TRAINER", "EMULATED_TE", "DEFERRED_IMPORTS", SELECTED, FOLDER)
 PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 LONGEST = 2**20  # bytes of a message
 

@@ -121,8 +121,9 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     if processes > 1:
         devices = ",".join(map(str, range(processes)))
         command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", folder / "logs"]
-    command += [HERE.parents[1] / "as_command.py", HERE / "train.py", folder / "job.json"]
-    environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
+    command += [HERE / "train.py", folder / "job.json"]
+    own = dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1", DEFERRED_IMPORTS="1")
+    environment = os.environ | environment | own
     with open(folder / "output.log", "w") as output:
         status = end(subprocess.Popen(command, env=environment, stdout=output, stderr=output), timeout)
     if status != 0:

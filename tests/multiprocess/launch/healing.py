@@ -47,7 +47,7 @@ class Training:
         environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **plugin}
         environ |= dict(DEVICE="nvgpu", DEVICES="0,1", MOCK_DATA="1", OUTPUT_BASE=str(folder), EXP_NAME=name)
         environ |= dict(MAX_STEPS=str(STEPS_APART * (harms + 1)), SAVE_STEPS="2", LEARNING_RATE="0.01")
-        environ |= dict(TEST_TAG=self.tag) | more
+        environ |= dict(TEST_TAG=self.tag, DEFERRED_IMPORTS="1") | more
         processes.environment_of_children(environ)
         with open(self.screen_file, "w") as output:
             command = ["bash", str(SCRIPT), *map(str, values)]

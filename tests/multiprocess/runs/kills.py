@@ -94,7 +94,8 @@ def train(folder, way, kills, steps, plugin, seed=0):
         sync_seconds=0.03,
     )
     (folder / "job.json").write_text(json.dumps(job))
-    environment = os.environ | (plugin if ranks > 1 else {}) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
+    own = dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1", DEFERRED_IMPORTS="1")
+    environment = os.environ | (plugin if ranks > 1 else {}) | own
     done = processes.run([sys.executable, CHILD, folder / "job.json"], env=environment, timeout=300 + 60 * kills)
     logs = "".join(f"\n{log.name}:\n{log.read_text()[-3000:]}" for log in folder.glob("rank*.log"))
     assert not done.returncode, f"seed {job['seed']}: {done.stderr[-2000:]}{logs}"

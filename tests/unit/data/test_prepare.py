@@ -19,7 +19,6 @@ from paddle_te.data.host_tokenizer import HostTokenizer
 from tests.processes import with_in_environment
 
 TOOL = Path(__file__).parents[3] / "tools" / "prepare_data.py"
-FASTER = Path(__file__).parents[2] / "as_command.py"  # starts it with fewer imports
 
 
 @pytest.fixture(scope="module")
@@ -414,11 +413,11 @@ def test_termination_in_the_middle_of_a_run(tmp_path, tokenizer, signum):
     (tmp_path / "in.jsonl").write_bytes(json_lines(["the quick brown fox " * 200]) * 4000)
     out, tag = tmp_path / "out", str(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, FASTER, TOOL, "--input_path", tmp_path / "in.jsonl", "--output_prefix", out / "corpus"]
+        [sys.executable, TOOL, "--input_path", tmp_path / "in.jsonl", "--output_prefix", out / "corpus"]
         + ["--tokenizer_name", tmp_path / "tokenizer", "--workers", "2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"TEST_TAG": tag},
+        env=os.environ | {"TEST_TAG": tag, "DEFERRED_IMPORTS": "1"},
     )
     deadline = time.monotonic() + 120
     while not any(path.stat().st_size for path in out.glob(".*/bin")):
