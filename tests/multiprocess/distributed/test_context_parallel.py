@@ -1,6 +1,7 @@
 """Sequences that are split over ranks, in several processes on nvgpu's host runtime, against one process.
 
-test_parallel.py has the layouts in which ranks have whole sequences; te's kernels are emulated likewise.
+test_parallel.py has the layouts in which ranks have whole sequences, and test_own_model.py SEP beside sharding; te's
+kernels are emulated likewise.
 """
 
 import pytest
@@ -42,12 +43,6 @@ LAYOUTS = {
         {jobs.SEP: 2, jobs.PP: 2},
         {"none": ("none", EXACT), "pd_packed": ("pd_packed", EXACT), "te_bf16_ring": ("te_bf16", BF16)},
         [],
-    ),
-    "sep2_sharding1": (
-        4,
-        {jobs.SEP: 2, jobs.SHARDING: 2, "sharding": "stage1"},
-        {"pd_tight": ("pd_tight", EXACT), "te_bf16_full": ("te_bf16", BF16)},
-        ["pd_tight"],
     ),
 }
 

@@ -1,6 +1,7 @@
 """Fine-tuning with LoRA over several ranks, on nvgpu's host runtime, against one process.
 
-pd in float32; te in bf16, and in fp8 over weights that exist in fp8 only, with TE's kernels emulated in NumPy.
+pd in float32; te in fp8 over weights that exist in fp8 only, with TE's kernels emulated in NumPy. te in bf16, and other
+families: test_finetune_families.py.
 """
 
 import json
@@ -37,8 +38,6 @@ HALF = dict(
     amp_master_grad="true",
 )
 # weights that exist in fp8 only: tensor parallel ranks quantize their shares as one process does the whole
-FULL = dict(recompute="true", recompute_granularity="full")
-STORED = dict(recompute_modules="mlp_act", activation_func_fp8_input_store="true")
 FP8 = HALF | dict(use_fp8="true", fp8_recipe="current", quantize_base="fp8")
 
 
@@ -161,22 +160,12 @@ def exact(place, one_process, warm_start):
     return run(place, place / "slowly", environment=warm_start, lora_path=place / "start", **SLOWLY)[0]
 
 
-@pytest.mark.parametrize(
-    "layout, precision, less_kept",
-    [("sp_tp2", HALF, FULL), ("sp_tp2", FP8, STORED), ("sharding2", FP8, FULL)],
-    ids=["sp_tp2-bf16", "sp_tp2-fp8", "sharding2-fp8"],
-)
-def test_te_learns_as_in_one_process(place, exact, warm_host, layout, precision, less_kept):
-    """With full recompute, as in pretraining, or with SwiGLU computed again from what is kept of its input in fp8."""
-    flags = precision | less_kept | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE)
-    name = f"{layout}-te-{'fp8' if precision is FP8 else 'bf16'}"
-    want, weights = run(place, place / f"{name}-one", 1, warm_host, **flags)
-    losses, adapter = run(place, place / name, 2, warm_host, **LAYOUTS[layout], **flags)
-    check_alike(place, losses, adapter, want, weights, exact)
-
-
-def check_alike(place, losses, adapter, want, weights, exact):
-    """A run over several ranks beside one process, and that beside pd in float32; the adapter is not what it was."""
+def test_te_learns_as_in_one_process(place, exact, warm_host):
+    """With SwiGLU computed again from what is kept of its input in fp8; full recompute: test_finetune_families.py."""
+    flags = FP8 | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE, recompute_modules="mlp_act")
+    flags |= dict(activation_func_fp8_input_store="true")
+    want, weights = run(place, place / "te-one", 1, warm_host, **flags)
+    losses, adapter = run(place, place / "te", 2, warm_host, **LAYOUTS["sp_tp2"], **flags)
     start = paddle.load(str(place / "start" / ADAPTER))
     assert want == pytest.approx(exact, rel=5e-3) and losses == pytest.approx(want, rel=5e-3)
     assert adapter.keys() == weights.keys()

@@ -51,7 +51,7 @@ LAYOUTS = {
         {jobs.SEP: 2, jobs.SHARDING: 2, "sharding": "stage1"},
         {
             ("gemma3_text", "pd_packed"): ("pd_packed", EXACT),
-            ("qwen3", "pd_ring_core_attn"): ("pd", EXACT),
+            ("qwen3", "pd_ring_core_attn_tight"): ("pd_tight", EXACT),
             ("glm4", "te_bf16_full"): ("te_bf16", BF16),
             ("olmo2", "te_bf16"): ("te_bf16", BF16),
         },

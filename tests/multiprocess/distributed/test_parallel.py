@@ -18,18 +18,19 @@ from tests.processes import run
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_pretrain.py"
 
 TIGHT = "pd_tight"  # clipped in AdamW by a norm that all ranks have a part of; the reference by Paddle itself
-FLOAT32 = ["none", "pd", TIGHT]
 HALF = "pd_half"  # bf16 gradients, which Paddle alone cannot clip on nvgpu
-BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
 FP8 = "te_fp8"
-# where ranks share scales, hold several micro-batches, or gather weights for each forward
-RECOMPUTED, FP8_RECOMPUTED = ["pd_parts", "pd_full"], ["te_fp8_parts", "te_fp8_full"]
+# PaddleNLP's own layers, where ranks divide activations, stages or weights; in bf16 what COMPACT is compared with
+NONE_IN, NONE_BF16 = ("sp_tp2", "pp3_vp2", "sharding3", "tp2_pp2", "tp2_sharding2"), "none_bf16"
+# where ranks sum outputs or gather tokens, hold several micro-batches, or gather weights for each forward
+FULL, FULL_IN = ("pd_full", "te_fp8_full"), ("tp2", "sp_tp2", "pp3_vp2", "sharding3")
+PARTS, PARTS_IN = ("pd_parts", "te_fp8_parts"), ("sp_tp2", "pp3_vp2", "sharding3")
 # attention in fp8, whose layers have no weights: in places of its own where ranks share scales, named in a pipeline
 ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
 # the head in fp8: of gathered tokens and a part of the vocabulary, on a stage of its own
 HEAD, HEAD_IN = "te_fp8_head", ("sp_tp2", "pp2")
 # the head's and the loss's places: after a gather, in a pipeline's loss function, without weights between calls
-FUSED, FUSED_IN = {"pd_fused": "pd", "te_bf16_fused": "te_bf16"}, ("sp_tp2", "pp3_vp2", "sharding3")
+FUSED, FUSED_IN = {"pd_fused_tight": TIGHT, "te_bf16_fused": "te_bf16"}, ("sp_tp2", "pp3_vp2", "sharding3")
 # documents packed into sequences: in flat tokens, in a pipeline's tuples, without weights between calls; {variant:
 # (reference, tolerances)}
 PACKED_IN = "sp_tp2", "pp3_vp2", "sharding3"
@@ -52,10 +53,12 @@ STORED, STORED_IN = "te_fp8_stored", ("pp2",)
 # others whose gradients are added to main gradients
 SMOOTH_FROZEN, TE_FROZEN = "pd_smooth_frozen_unclipped", "te_bf16_frozen"
 FROZEN_IN = "tp2", "pp2", "sharding1", "sharding2"
+# What each kind of parallelism divides, which its simpler layouts leave to these: tp2 and pp2 to sp_tp2 and pp3_vp2.
+HALF_IN = "sp_tp2", "pp3_vp2", "sharding1", "sharding2", "sharding3", "dp2"
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
-# the norm that clips, scales, recompute's groups and checkpoints. COMPACT is compared with "none_bf16".
-MIXED, MIXED_IN = ["none", "pd", TIGHT, "pd_full", "none_bf16", FP8], ("tp2_pp2", "tp2_sharding2")
-RESUMED = ["pd", *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED, TE_FROZEN]
+# the norm that clips, scales, recompute's groups and checkpoints.
+MIXED, MIXED_IN = [TIGHT, "pd_full", FP8], ("tp2_pp2", "tp2_sharding2")
+RESUMED = [TIGHT, *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED, TE_FROZEN]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def references(tmp_path_factory, initial_weights, warm_start, warm_host):
     emulated = warm_host | dict(EMULATED_TE="1")
     on_cpu, on_nvgpu = (
         ["none", "pd", TIGHT, LATE, "none_packed", "pd_packed", SMOOTH_FROZEN],
-        [*BF16, TE_FROZEN, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
+        [NONE_BF16, "pd_bf16", HALF, "te_bf16", TE_FROZEN, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
     )
     for device, names, environment in (("cpu", on_cpu, warm_start), ("nvgpu", on_nvgpu, emulated)):
         variants = []
@@ -96,9 +99,15 @@ def test_one_process_none_and_pd_agree(references, layers):
     assert none.losses[jobs.STEPS] < none.losses[1] - 1e-2
     assert jobs.loss_difference(pd, none) < 1e-5
     assert jobs.loss_difference(references[layers]["pd_packed"], references[layers]["none_packed"]) < 1e-5
+    assert references[layers][HALF].losses != references[layers]["pd_bf16"].losses
 
 
 IN = {  # variants that only some layouts have
+    ("none",): NONE_IN,
+    (NONE_BF16,): COMPACT_IN,
+    (HALF,): HALF_IN,
+    FULL: FULL_IN,
+    PARTS: PARTS_IN,
     tuple(FUSED): FUSED_IN,
     tuple(ATTENTION): ATTENTION_IN,
     (HEAD,): HEAD_IN,
@@ -113,9 +122,7 @@ IN = {  # variants that only some layouts have
 
 def names_in(layout):
     """The variants that a layout has."""
-    recomputed = {jobs.TP, jobs.PP} & jobs.LAYOUTS[layout][1].keys() or layout == "sharding3"
-    names = [*FLOAT32, *BF16, HALF, FP8, *(RECOMPUTED + FP8_RECOMPUTED if recomputed else [])]
-    names = MIXED if layout in MIXED_IN else names
+    names = MIXED if layout in MIXED_IN else [TIGHT, "te_bf16", FP8]
     return [*names, *(name for group, places in IN.items() if layout in places for name in group)]
 
 
@@ -130,7 +137,7 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     check_states(runs, references[layers])
     for name in in_both(RESUMED, names):
         jobs.check_resumed(runs, name)
-    jobs.check_sizes(flags, runs["pd"].sizes, references[layers]["pd"].sizes[0])
+    jobs.check_sizes(flags, runs[TIGHT].sizes, references[layers]["pd"].sizes[0])
 
 
 def in_both(names, runs):
@@ -140,18 +147,16 @@ def in_both(names, runs):
 
 def check_wide(runs, reference):
     """float32 and bf16, and what they are combined with."""
-    for name in in_both([*FLOAT32, *RECOMPUTED], runs):
+    for name in in_both(["none", TIGHT, FULL[0], PARTS[0]], runs):
         jobs.check_same(runs[name], reference[name if name == TIGHT else name.partition("_")[0]], 1e-5, 1e-5)
     assert jobs.loss_difference(runs[TIGHT], reference["pd"]) > 1e-3  # it was clipped
     assert all(rank["clips_in_adamw"] for rank in runs[TIGHT].sizes)
-    for name in in_both(BF16, runs):
-        jobs.check_same(runs[name], reference[name], 5e-3, 2e-2)
-    if HALF in runs:
-        jobs.check_same(runs[HALF], reference["pd_bf16"], 5e-3, 2e-2)
-        assert runs[HALF].losses != runs["pd_bf16"].losses
+    for name, like in ((NONE_BF16, NONE_BF16), ("te_bf16", "te_bf16"), (HALF, "pd_bf16")):
+        if name in runs:
+            jobs.check_same(runs[name], reference[like], 5e-3, 2e-2)
     for name in in_both(FUSED, runs):
         plain = FUSED[name]
-        jobs.check_same(runs[name], reference[plain], *((1e-5, 1e-5) if plain == "pd" else (5e-3, 2e-2)))
+        jobs.check_same(runs[name], reference[plain], *((1e-5, 1e-5) if plain == TIGHT else (5e-3, 2e-2)))
         assert (runs[name].weights["lm_head.weight"] != runs[plain].weights["lm_head.weight"]).any()  # it was fused
     for name in in_both(PACKED, runs):
         packed_reference, *tolerances = PACKED[name]
@@ -159,7 +164,7 @@ def check_wide(runs, reference):
     for name, *tolerances in ((SMOOTH_FROZEN, 1e-5, 1e-5), (TE_FROZEN, 5e-3, 2e-2)):
         if name in runs:
             jobs.check_same(runs[name], reference[name], *tolerances)
-            check_frozen(runs[name], runs["pd"])
+            check_frozen(runs[name], runs[TIGHT])
 
 
 def check_fp8(runs, reference):
@@ -167,7 +172,7 @@ def check_fp8(runs, reference):
     for name in in_both([FP8, ATTENTION[0], HEAD], runs):
         check_statistics(runs[name].statistics, reference[name].statistics)
     assert "te_bf16" not in runs or runs[FP8].losses != runs["te_bf16"].losses
-    for name in in_both(FP8_RECOMPUTED, runs):
+    for name in in_both([FULL[1], PARTS[1]], runs):
         assert runs[name].losses == runs[FP8].losses
     for name in in_both(ATTENTION, runs):
         jobs.check_same(runs[name], reference[ATTENTION[0]], 4e-3, 1e-1)
@@ -214,8 +219,8 @@ def check_shares(step, tensor, got, want):
 def check_states(runs, reference):
     """The optimizer's states, and when it updates."""
     for name in in_both(COMPACT, runs):
-        jobs.check_same(runs[name], reference["none_bf16"], 5e-3, 2e-2)
-        for rank, plain in zip(runs[name].sizes, runs["none_bf16"].sizes, strict=True):
+        jobs.check_same(runs[name], reference[NONE_BF16], 5e-3, 2e-2)
+        for rank, plain in zip(runs[name].sizes, runs[NONE_BF16].sizes, strict=True):
             if name == COMPACT[0]:
                 assert rank["state_bytes"] == 6 * rank["moments"] == plain["state_bytes"] / 2
             else:
@@ -223,7 +228,7 @@ def check_states(runs, reference):
     if EARLY in runs:
         jobs.check_same(runs[EARLY], runs[ORDINARY], 0, 0)
         jobs.check_same(runs[LATE], reference[LATE], 1e-5, 1e-5)
-        assert runs[LATE].losses != runs["pd"].losses
+        assert jobs.loss_difference(runs[LATE], reference["pd"]) > 1e-3  # it was clipped
     if OFFLOADED in runs:
         jobs.check_same(runs[OFFLOADED], runs[FP8], 0, 0)
         for rank, plain in zip(runs[OFFLOADED].sizes, runs[FP8].sizes, strict=True):

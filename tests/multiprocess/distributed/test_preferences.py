@@ -58,38 +58,42 @@ def run(place, output, script, processes, environment, **flags):
     return lines, {name: value.astype("float32").numpy() for name, value in weights}
 
 
+BATCH = dict(per_device_train_batch_size=2)
 LORA = dict(lora="true", lora_rank=4, learning_rate=1e-2)
+PRECOMPUTED = dict(precompute_ref_log_probs="true")
+# {what is learned: (script, flags)}
+LEARNED = {
+    "dpo-lora": ("run_dpo.py", BATCH | LORA | dict(sft_loss_ratio=0.2)),
+    "kto": ("run_kto.py", BATCH | dict(learning_rate=1e-3)),
+    "dpo": ("run_dpo.py", BATCH | PRECOMPUTED | dict(learning_rate=1e-3)),
+}
+SHARDING3 = dict(sharding_parallel_degree=2, sharding="stage3", per_device_train_batch_size=1)
 LAYOUTS = {
-    "sp_tp2-dpo-lora": (
-        "run_dpo.py", dict(per_device_train_batch_size=2, sft_loss_ratio=0.2, **LORA),
-        dict(tensor_parallel_degree=2, sequence_parallel="true"),
-    ),
-    "sharding3-kto": (
-        "run_kto.py", dict(per_device_train_batch_size=2, learning_rate=1e-3, precompute_ref_log_probs="true"),
-        dict(sharding_parallel_degree=2, sharding="stage3", per_device_train_batch_size=1),
-    ),
-    "pp2-dpo-lora": (
-        "run_dpo.py", dict(per_device_train_batch_size=2, sft_loss_ratio=0.2, **LORA),
-        dict(pipeline_parallel_degree=2),
-    ),
-    "pp2-kto": (
-        "run_kto.py", dict(per_device_train_batch_size=2, learning_rate=1e-3), dict(pipeline_parallel_degree=2),
-    ),
-    "sep2-dpo": (
-        "run_dpo.py", dict(per_device_train_batch_size=2, learning_rate=1e-3, precompute_ref_log_probs="true"),
-        dict(sep_parallel_degree=2),
-    ),
-}  # fmt: skip
+    "sp_tp2": ("dpo-lora", dict(tensor_parallel_degree=2, sequence_parallel="true")),
+    "sharding3": ("kto", SHARDING3 | PRECOMPUTED),
+    "pp2-lora": ("dpo-lora", dict(pipeline_parallel_degree=2)),
+    "pp2": ("kto", dict(pipeline_parallel_degree=2)),
+    "sep2": ("dpo", dict(sep_parallel_degree=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def one_process(place, warm_start):
+    """{what is learned: (flags that ranks take, log, weights)}."""
+    found = {}
+    for name, (script, flags) in LEARNED.items():
+        if "lora" in flags:  # ranks would draw other numbers than one process
+            run(place, place / "start", script, 1, warm_start, **flags | dict(max_steps=1))
+            flags = flags | dict(lora_path=place / "start")
+        found[name] = flags, *run(place, place / name, script, 1, warm_start, **flags)
+    return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_learns_as_in_one_process(place, tmp_path, warm_host, warm_start, layout):
-    script, flags, degrees = LAYOUTS[layout]
-    if "lora" in flags:  # ranks would draw other numbers than one process
-        run(place, tmp_path / "start", script, 1, warm_start, **flags | dict(max_steps=1))
-        flags = flags | dict(lora_path=tmp_path / "start")
-    want, weights = run(place, tmp_path / "one", script, 1, warm_start, **flags)
-    lines, learned = run(place, tmp_path / "two", script, 2, warm_host, **flags | degrees)
+def test_it_learns_as_in_one_process(place, one_process, tmp_path, warm_host, layout):
+    learned, degrees = LAYOUTS[layout]
+    flags, want, weights = one_process[learned]
+    lines, got = run(place, tmp_path, LEARNED[learned][0], 2, warm_host, **flags | degrees)
     assert want[2]["loss"] < want[0]["loss"] - 1e-3
     names = [name for name in want[0] if name == "loss" or "/" in name]
     assert len(names) >= 7 and len(lines) == len(want) == 3
@@ -97,15 +101,15 @@ def test_it_learns_as_in_one_process(place, tmp_path, warm_host, warm_start, lay
         assert {name: mine[name] for name in names} == pytest.approx(
             {name: one[name] for name in names}, rel=1e-4, abs=1e-5
         )
-    assert learned.keys() == weights.keys()
+    assert got.keys() == weights.keys()
     for name, value in weights.items():
-        assert relative(learned[name], value) < 1e-3, name
+        assert relative(got[name], value) < 1e-3, name
 
 
 def test_a_base_in_fp8_only_has_its_weights_on_each_stage(place, tmp_path, warm_host):
     """te, emulated: a pipeline's stages compute what one process does, to the bit."""
     where = dict(model_name_or_path=place / "paddle", tokenizer_name_or_path=place / "tokenizer")
-    flags = COMMON | FP8 | LORA | where | dict(dataset_name_or_path=place / "data", per_device_train_batch_size=2)
+    flags = COMMON | FP8 | LORA | BATCH | where | dict(dataset_name_or_path=place / "data")
 
     def losses(name, processes, **more):
         words_ = words(flags | more | dict(output_dir=tmp_path / name))

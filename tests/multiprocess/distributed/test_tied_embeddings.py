@@ -24,6 +24,8 @@ MODELS = {
 SEQUENCE_PARALLEL = {jobs.TP: 2, "sequence_parallel": "true"}
 TP2 = {"llama": {jobs.TP: 2}, "qwen2": SEQUENCE_PARALLEL, "gpt": SEQUENCE_PARALLEL}
 FLOAT32 = ["none", "pd", "pd_fused"]
+SAVES = dict(save_strategy="steps", save_steps=jobs.SAVED_STEP)
+CLIPPED = dict(max_grad_norm=0.05)  # which all gradients exceed
 FP8_HEAD, TE_IN = "te_fp8_head", ("tp2", "pp2")
 FP8_FUSED, FUSED_IN = "te_fp8_fused", "pp2"
 
@@ -32,7 +34,7 @@ FP8_FUSED, FUSED_IN = "te_fp8_fused", "pp2"
 def runs(request, tmp_path_factory, warm_start, warm_host):
     """{layout: {variant: Run}}; those called X_moved go on from the checkpoint of X in the layout before."""
     folder = tmp_path_factory.mktemp("tied")
-    jobs.save_random_model(folder, tie_word_embeddings=True, **MODELS[request.param])
+    jobs.save_random_model(folder, tie_word_embeddings=True, num_hidden_layers=2, **MODELS[request.param])
     convert(folder / "native", folder / "hf", "pd2hf", progress=False)
     init = dict.fromkeys(("none", "paddle", "transformer_engine"), str(folder / "hf"))
     if request.param == "gpt":  # whose head PaddleNLP does not divide among ranks
@@ -41,10 +43,10 @@ def runs(request, tmp_path_factory, warm_start, warm_host):
     for layout, processes, flags in (("tp2", 2, TP2[request.param]), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
         names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
         names += [FP8_FUSED] if layout == FUSED_IN else []
-        wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
+        wanted = [jobs.variant(name, init) | CLIPPED | SAVES for name in names]
         for name in FLOAT32[:2] if before else []:
             resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
-            wanted.append(jobs.variant(name, init) | resume | dict(name=f"{name}_moved"))
+            wanted.append(jobs.variant(name, init) | CLIPPED | resume | dict(name=f"{name}_moved"))
         device, where = ("cpu", warm_start) if layout == "one" else ("nvgpu", environment)
         flags = flags | dict(model_name_or_path=str(folder / "model"))
         made[layout] = jobs.launch(folder / layout, processes, flags, wanted, device, where)
