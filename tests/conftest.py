@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -18,7 +19,7 @@ from tests.nvgpu_processes import build_host
 from tests.sizes import TINY
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-WARM_STARTS = "PYTEST_WARM_STARTS"  # the folder of children/warm_start.py's servers, which pytest's workers share
+WARM_STARTS = "PYTEST_WARM_STARTS"  # a folder that pytest's workers share: children/warm_start.py's servers, the demo
 
 
 def missing_gpu():
@@ -77,11 +78,16 @@ def _cpu(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-def demo_data(tmp_path_factory):
-    """What tools/prepare_data.py --demo makes; where a copy lies, it finds nothing to do."""
-    folder = tmp_path_factory.mktemp("demo") / "data"
+def demo_data():
+    """What tools/prepare_data.py --demo makes, once for all workers; where a copy lies, it finds nothing to do."""
+    folder, partial = (Path(os.environ[WARM_STARTS]) / name for name in ("demo", "demo.partial"))
     tool = Path(__file__).parents[1] / "tools/prepare_data.py"
-    processes.run([sys.executable, tool, "--demo", folder], check=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            processes.run([sys.executable, tool, "--demo", partial], check=True)
+            partial.rename(folder)
     return folder
 
 
