@@ -57,46 +57,6 @@ def test_dry_run_by_default_is_the_originals_example(tmp_path):
     assert not (tmp_path / "out put").exists()
 
 
-def test_every_position_reaches_its_argument(tmp_path):
-    (tmp_path / "nsys").write_text("#!/bin/sh\n")
-    (tmp_path / "nsys").chmod(0o755)
-    weights = tmp_path / "initial weights"
-    weights.mkdir()
-    (weights / "model_state.pdparams").touch()
-    values = "llama-125m llama-2-13b 4 1 2 3 2 12 true 1024 stage1 te fp8 core_attn auto".split()
-    environ = {
-        **DRY,
-        "DEVICES": "0,1,2,3,4,5",
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "OUTPUT_BASE": str(tmp_path),
-    }
-    done = shell(environ, *values, weights, "true")
-    assert done.returncode == 0, done.stderr
-    words = shlex.split(done.stdout)
-    experiment = "N1_DP1_TP2_PP3_VP2_GA12_SPtrue_FSDP1_MBS4_te_fp8_core_attn_llama-125m"
-    for flag, value in {
-        "--model_name_or_path": str(ROOT / "paddle_te/configs/llama-125m"),
-        "--tokenizer_name_or_path": "meta-llama/Llama-2-13b",
-        "--per_device_train_batch_size": "4",
-        "--sharding_parallel_degree": "1",
-        "--tensor_parallel_degree": "2",
-        "--pipeline_parallel_degree": "3",
-        "--virtual_pp_degree": "2",
-        "--gradient_accumulation_steps": "12",
-        "--sequence_parallel": "1",
-        "--max_seq_length": "1024",
-        "--transformer_engine_backend": "transformer_engine",
-        "--use_fp8": "1",
-        "--recompute_granularity": "core_attn",
-        "--resume_from_checkpoint": "auto",
-        "--te_init_weight_path": str(weights),
-        "-o": str(tmp_path / experiment / "profile" / experiment),
-    }.items():
-        assert words[words.index(flag) + 1] == value
-    sharded = shlex.split(shell(DRY, *with_argument("FSDP", "4"), *[""] * 6, "stage1").stdout)
-    assert sharded[sharded.index("--sharding") + 1] == "stage1"
-
-
 @pytest.mark.parametrize("name, value", [("model_name", "no/such/model"), ("TP", "3"), ("SP", "maybe")])
 def test_a_wrong_argument_is_one_line_and_status_2(name, value, tmp_path):
     """All of them: tests/unit/launch/test_plan.py."""
