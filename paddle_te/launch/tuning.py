@@ -39,7 +39,7 @@ def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, wor
         raise LaunchError(f"max_seqlen: '{args.max_seqlen}' must be a multiple of 16, to which batches are padded")
     return {
         **common(arguments, args, device, world),
-        **{flag: 1 if value is True else value for flag, value in options.METHODS[args.method].items()},
+        **options.METHODS[args.method],
         "logging_steps": args.LOGGING_STEPS,
     }
 
