@@ -21,6 +21,7 @@ from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as s
 
 from paddle_te import device
 from paddle_te.upstream import (
+    awaited_weights,
     overwritten_main_grads,
     padding_slices,
     stage2_averages,
@@ -404,3 +405,42 @@ def test_stage_3_has_the_numbers_of_paddles(monkeypatch, seed):
     expected = [[4 * product / whole.sum()] * (whole.size // 2) for whole in rank.whole]
     for got, wanted in zip(found[0][1], expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+class Gathering:
+    """Stand in for a bucket of one weight, and for the task that gathers it."""
+
+    def __init__(self, weight):
+        self.params, self.sync_param_task, self.waited = [weight], None, False
+
+    def sync_params(self, sync, param2task):
+        self.sync_param_task = param2task[self.params[0].name] = self
+
+    def wait(self):
+        self.waited = True
+
+
+def test_a_layer_with_layers_waits_for_its_own_weights(repair):
+    class Half(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.experts = self.create_parameter([4]), nn.Linear(4, 4, bias_attr=False)
+
+        def forward(self, x):
+            self.seen = [buffer.waited for buffer in buffers]
+            return self.experts(x * self.norm)
+
+    repair(awaited_weights)
+    half = Half()
+    buffers = [Gathering(half.norm), Gathering(half.experts.weight)]
+    optimizer = object.__new__(DygraphShardingOptimizerV2)
+    vars(optimizer).update(
+        _enable_timer=False, _all_gather_overlap_forward=True, _layers=nn.Sequential(half), _comm_buffer_list=buffers,
+        _forward_pre_hook_remove_helper=[],
+    )  # fmt: skip
+    optimizer._sharding_sync_parameters()
+    half(paddle.ones([1, 4]))
+    assert half.seen == [True, False] and buffers[1].waited
+    for hook in optimizer._forward_pre_hook_remove_helper:
+        hook.remove()
+    assert not half._forward_pre_hooks
