@@ -9,6 +9,7 @@
 #include "paddle/phi/kernels/c_embedding_kernel.h"
 #include "paddle/phi/kernels/embedding_grad_kernel.h"
 #include "paddle/phi/kernels/embedding_kernel.h"
+#include "several.h"
 
 namespace nvgpu {
 namespace {
@@ -177,21 +178,6 @@ void AdamW(const Context& context, const Tensor& param, const Tensor& grad, cons
 }
 
 // ---- Operators of the plug-in's own, for many weights in one call
-
-using Several = std::vector<paddle::Tensor>;
-
-Tensor* DenseOf(const paddle::Tensor& tensor) {
-  auto* dense = dynamic_cast<Tensor*>(tensor.impl().get());
-  PADDLE_ENFORCE_NOT_NULL(dense, common::errors::InvalidArgument("nvgpu: %s is not a dense tensor", tensor.name()));
-  return dense;
-}
-Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor ? DenseOf(*tensor) : nullptr; }
-Tensor* DenseOf(const paddle::optional<Several>& tensors, size_t i) {
-  return tensors ? DenseOf((*tensors)[i]) : nullptr;
-}
-const Context& ContextOf(const paddle::Tensor& tensor) {
-  return *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(tensor.place()));
-}
 
 // What this thread has deferred, in the order of the calls.
 thread_local bool deferring = false;

@@ -201,6 +201,30 @@ struct AdamW {
 // Those of the same types together, dozens in a launch, each with the bits of a launch of its own.
 void RunAdamW(Stream stream, const std::vector<AdamW>& steps);
 
+// ---- muon.cu
+
+// Momentum of a weight's gradients: momentum = beta * momentum + grad, and Nesterov's update = grad + beta * momentum.
+struct MuonMomentum {
+  const void* grad;
+  void *momentum, *update;  // written; momentum is read, too
+  Type grad_type, momentum_type, update_type;
+  const float* grad_factor;  // on the device, what the gradient is multiplied by; null: 1
+  float beta;
+  int64_t count;
+};
+void RunMuonMomentum(Stream stream, const std::vector<MuonMomentum>& weights);
+
+// param = param * (1 - rate * decay) - rate * update.
+struct MuonStep {
+  void *param, *master;  // updated in place; master: null where there is none
+  const void* update;
+  Type type, master_type, update_type;
+  const float* learning_rate;  // on the device
+  float decay;
+  int64_t count;
+};
+void RunMuonSteps(Stream stream, const std::vector<MuonStep>& steps);
+
 // ---- random.cu: Philox 4x32-10 (Salmon et al., SC 2011), one counter an element: the same numbers in both runtimes
 
 struct RandomState {
