@@ -341,19 +341,22 @@ def _activations():
     return kernels.values()
 
 
-def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None):
+def gemm(
+    A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None,
+    alpha=1.0, beta=1.0,
+):  # fmt: skip
     assert A.in_blocks == B.in_blocks, "cuBLAS multiplies no blocks with anything else"
     if A.in_blocks:
         assert split_accumulator and {A.scaling_mode, B.scaling_mode} != {ScalingMode.BLOCK_SCALING_2D}
         assert not any(n % 128 for n in (*A.shape, *B.shape))
-    result = B.operand(transb) @ A.operand(not transa).T
+    result = np.float32(alpha) * (B.operand(transb) @ A.operand(not transa).T)
     if bias is not None:
         assert bias.dtype == D.dtype and dbias is None
         result = result + bias.read()
     if dbias is not None:
         assert dbias.dtype == D.dtype and not B.is_fp8, "cuBLAS has no such epilogue"
         dbias.write(B.operand(transb).sum(1))
-    D.write(result + D.read() if accumulate else result)
+    D.write(result + np.float32(beta) * D.read() if accumulate else result)
 
 
 def amax_and_scale_update(amax_history, scale, algo, fp8_dtype, margin, stream):

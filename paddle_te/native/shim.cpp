@@ -148,11 +148,12 @@ more scratch memory is needed than there is (after the stream has been synchroni
   GATED_ACTIVATIONS(DEFINE_GATED)
   PLAIN_ACTIVATIONS(DEFINE_PLAIN)
   define(m, "gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
-         "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr,
+         "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr, "alpha"_a = 1.0f, "beta"_a = 1.0f,
          R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
 A is [m, k] if transa else [k, m]; B is [k, n] if transb else [n, k]. With weight W [out, in], tokens x [t, in]:
 y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x, dy, dW, False, True).
-accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.
+accumulate: adds to D (a residual, or a float32 main gradient). alpha: what the product is multiplied by; beta: with
+accumulate, what D is. split_accumulator: fp8's exact sum, for gradients.
 bias [m]: added to each row of D (of y). dbias [n]: written, the sum of op(B)'s columns (of dW's GEMM the bias's
 gradient); cuBLAS has none in fp8, see quantize_dbias. Both in D's dtype.)");
   define(m, "grouped_gemm", &grouped_gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "experts"_a, "counts"_a,

@@ -13,6 +13,7 @@ fuse_wgrad_accumulation: the weight's gradient is added to its main_grad.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from paddle import Tensor
@@ -287,4 +288,10 @@ class Ops(Protocol):
         """Fill a weight that exists in fp8 only from a tensor.
 
         Its one scale is that of all the ranks of a group; with block scaling blocks have their own.
+        """
+
+    def newton_schulz(self, matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
+        """Return the matrices [out, in], all of one shape, made nearly orthogonal and times a factor: [n, out, in].
+
+        The dtype is theirs, in which te has 16 bits. See `ops.newton_schulz`.
         """

@@ -4,7 +4,8 @@
 #include "calls.h"
 
 static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
-                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias) {
+                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias, float alpha,
+                 float beta) {
   const char* name = "nvte_cublas_gemm_v2";
   Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"bias", bias}, {"dbias", dbias}};
   // cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
@@ -35,8 +36,8 @@ static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
     }
     Handle workspace;
     workspace.set(kRowwiseData, {stream.workspace(kGemmWorkspace), kByte, {{kGemmWorkspace}, 1}});
-    const float alpha = 1, beta = accumulate;
-    nvte_cublas_gemm_v2(transa, transb, &alpha, a.handle, b.handle, &beta, d.handle, d.handle, workspace, config,
+    const float of_d = accumulate ? beta : 0;
+    nvte_cublas_gemm_v2(transa, transb, &alpha, a.handle, b.handle, &of_d, d.handle, d.handle, workspace, config,
                         stream.handle);
   });
 }

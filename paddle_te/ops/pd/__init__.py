@@ -18,6 +18,7 @@ from paddle_te.ops.pd.attention import (
 )
 from paddle_te.ops.pd.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.pd.linear import accumulate_wgrad, activate, layernorm_linear, layernorm_mlp, linear, normalize
+from paddle_te.ops.pd.newton_schulz import newton_schulz
 from paddle_te.ops.pd.self_attention import self_attention
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "layernorm_linear",
     "layernorm_mlp",
     "linear",
+    "newton_schulz",
     "normalize",
     "parallel_cross_entropy",
     "quantize_weight",

@@ -19,6 +19,7 @@ from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.latent import latent_qkv
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, linear
 from paddle_te.ops.te.mlp import layernorm_mlp
+from paddle_te.ops.te.newton_schulz import newton_schulz
 from paddle_te.ops.te.norm import normalize
 from paddle_te.ops.te.quantized import amax_and_scale_update, check_block_scaling, quantize_weight
 from paddle_te.ops.te.self_attention import self_attention
@@ -40,6 +41,7 @@ __all__ = [
     "layernorm_linear",
     "layernorm_mlp",
     "linear",
+    "newton_schulz",
     "normalize",
     "parallel_cross_entropy",
     "quantize_weight",

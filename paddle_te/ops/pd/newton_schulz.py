@@ -1,0 +1,24 @@
+"""Newton–Schulz in Paddle's operations: the reference of te's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import Tensor
+
+from paddle_te.ops.newton_schulz import CUBIC, LINEAR, QUINTIC, normalized
+
+
+@paddle.no_grad()
+def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
+    """See `Ops.newton_schulz`."""
+    x = normalized(matrices)
+    wide = x.shape[1] <= x.shape[2]
+    for step in range(steps):
+        of_this_step = factor if step == steps - 1 else 1.0
+        gram = paddle.matmul(x, x, transpose_x=not wide, transpose_y=wide)
+        polynomial = CUBIC * gram + QUINTIC * paddle.matmul(gram, gram)
+        product = paddle.matmul(polynomial, x) if wide else paddle.matmul(x, polynomial)
+        x = (of_this_step * LINEAR) * x + of_this_step * product
+    return x
