@@ -30,9 +30,11 @@ from paddle_te.options.scripts import (
     FINETUNE_DATA,
     FINETUNE_MODEL,
     LAYERS,
+    MUON_MOMENTUM,
     OPTIMIZER_DEFAULTS,
     PRETRAINING,
     TRAINING,
+    UPDATED_HERE,
 )
 
 
@@ -675,6 +677,7 @@ def _does_not_divide_the_heads(job: Job) -> str:
 # ------------------------------------------------------------------------------------------------ optimizer
 
 _COMPACT = f"{TE} --optim_moments bfloat16 --master_weights bf16_remainder"
+_MUON = f"{TE} --optim muon"
 _UNCLIPPED = "--optimizer_in_backward unclipped --max_grad_norm 0"
 
 
@@ -689,7 +692,9 @@ def _states_not_ours(job: Job) -> str:
     """What of --sharding or --sharding_parallel_config keeps AdamW's states in ways of its own."""
     said = f"{job.sharding} {job.sharding_parallel_config}"
     words = ("offload", "enable_stage1_tensor_fusion", "enable_fuse_optimizer_states")
-    return next((f"{_states(job)} with {name}" for name in words if name in said), "")
+    return next(
+        (f"with {name} of {{sharding:name}} or {{sharding_parallel_config:name}}" for name in words if name in said), ""
+    )
 
 
 def _joined_states(job: Job) -> str:
@@ -742,6 +747,63 @@ def _divided(when: Callable[[Job], object], says: str, remedy: str, breaks: str,
     """What does not go with experts that sharding's ranks divide."""
     return Rule(lambda job: job.ep > 1 and when(job), f"{{expert_parallel_degree}} {says}", remedy, breaks, near)
 
+
+def _muon(when: Callable[[Job], object], says: str, remedy: str, breaks: str, near: str = _MUON) -> Rule:
+    """What does not go with Muon."""
+    return Rule(lambda job: job.optim == "muon" and when(job), f"{{optim}} {says}", remedy, breaks, near)
+
+
+MUON_RULES = (
+    Rule(
+        lambda job: job.optim == "muon",
+        "{optim} is not there in PaddleFormers",
+        "use {optim:adamw}, or train with PaddleNLP",
+        f"paddleformers {_MUON}",
+        f"paddleformers {TE}",
+        host=PADDLEFORMERS,
+    ),
+    _muon(
+        lambda job: job.stage == 3,
+        "with {sharding}: a device has slices of all weights, and makes whole matrices orthogonal",
+        "use stage1 or stage2",
+        f"x2 {_MUON} --sharding stage3 --sharding_parallel_degree 2",
+        f"x2 {_MUON} --sharding stage2 --sharding_parallel_degree 2",
+    ),
+    _muon(
+        lambda job: job.optim_moments == "int8",
+        "with {optim_moments}: its momentum is kept in float32 or bfloat16",
+        "",
+        f"{_MUON} --optim_moments int8",
+        f"{_MUON} --optim_moments bfloat16",
+    ),
+    _muon(
+        lambda job: next((f"{{{name}}}" for name in ("offload_optimizer", "offload_optim") if getattr(job, name)), ""),
+        "with {found}: only AdamW's states lie in host memory",
+        ONE,
+        f"{_MUON} --offload_optimizer 0.5",
+    ),
+    _muon(
+        _states_not_ours,
+        "{found}: it would not have its matrices there",
+        "leave that out",
+        f"x2 {_MUON} --sharding stage1 --sharding_parallel_config enable_stage1_tensor_fusion",
+        f"x2 {_MUON} --sharding stage1 --sharding_parallel_config split_param --amp_master_grad true",
+    ),
+    _muon(
+        lambda job: job.lora,
+        "with {lora}: it makes updates of whole matrices orthogonal, and an adapter is a product of two",
+        ONE,
+        f"{LORA} --optim muon",
+        f"finetune --do_train true {_MUON}",
+    ),
+    Rule(
+        lambda job: job.muon_momentum != MUON_MOMENTUM and job.optim != "muon",
+        "{muon_momentum} needs {optim:muon}",
+        "",
+        f"{TE} --muon_momentum 0.9",
+        f"{_MUON} --muon_momentum 0.9",
+    ),
+)
 
 EXPERT_RULES = (
     _divided(
@@ -826,9 +888,9 @@ EXPERT_RULES = (
 
 OPTIMIZER_RULES = (
     Rule(
-        lambda job: job.optim != "adamw" and _states(job),
+        lambda job: job.optim not in UPDATED_HERE and _states(job),
         "{found} with {optim}",
-        "it needs {optim:adamw}",
+        "it needs {optim:adamw} or {optim:muon}",
         f"{_COMPACT} --optim adamw_mini",
         _COMPACT,
     ),
@@ -840,8 +902,8 @@ OPTIMIZER_RULES = (
         f"{TE} --master_weights bf16_remainder",
     ),
     Rule(
-        lambda job: _states(job) and _states_not_ours(job),
-        "{found} of {sharding:name} or {sharding_parallel_config:name}",
+        lambda job: (found := _states_not_ours(job)) and _states(job) and f"{_states(job)} {found}",
+        "{found}",
         "leave that out",
         f"x2 {_COMPACT} --sharding stage2 --sharding_parallel_config enable_fuse_optimizer_states",
         f"x2 {_COMPACT} --sharding stage2",
@@ -963,7 +1025,7 @@ def _cannot_clip(job: Job) -> bool:
     """
     custom = job.place not in ("cpu", "gpu", "xpu")
     bf16 = job.model_dtype == "bfloat16" and not job.amp_master_grad
-    clipped_otherwise = job.optim == "adamw" or job.stage == 3
+    clipped_otherwise = job.optim in UPDATED_HERE or job.stage == 3
     parallel = job.world > 1 and (job.ranks_of_a_sequence > 1 or job.sharding)
     return custom and bf16 and job.max_grad_norm > 0 and bool(parallel) and not clipped_otherwise
 
@@ -1521,6 +1583,7 @@ RULES = (
     *LAYER_RULES,
     *LAYOUT_RULES,
     *EXPERT_RULES,
+    *MUON_RULES,
     *OPTIMIZER_RULES,
     *TRAINER_RULES,
     *FINETUNE_RULES,

@@ -9,6 +9,7 @@ from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import AUTO, OVERLAPS
+from paddle_te.options.scripts import UPDATED_HERE
 
 # The same for the stages of a pipeline, where stage1 alone is possible: what is added to --pipeline_parallel_config
 # reduces gradients during the last micro-batch's backward, and the next forward waits for broadcasts of weights.
@@ -85,7 +86,9 @@ def _obstacle_by_itself(args: argparse.Namespace, device: str) -> str | None:
             return f"EXTRA_ARGS has --{name}, which says how to shard; leave that out"
     if said.get("logging_steps") == 1:
         return "EXTRA_ARGS has --logging_steps 1, and it needs 2 or more"
-    if said.get("optim", "adamw") != "adamw":  # PaddleNLP resumes others from files that are divided as this run's
+    if (
+        said.get("optim", "adamw") not in UPDATED_HERE
+    ):  # PaddleNLP resumes others from files that are divided as this run's
         return f"a run with --optim {said['optim']} could not resume from one without overlap; OVERLAP=1 turns it on"
     if not said.get("amp_master_grad", device == "nvgpu"):
         return (

@@ -276,23 +276,30 @@ class FactorAdamW(paddle.optimizer.AdamW):
 
     def _create_optimization_pass(self, parameters_and_grads: Any, param_group_idx: int = 0) -> Any:
         """Do as Paddle's; on nvgpu pairs of a parameter and its gradient are updated many by a call."""
-        together, others = [], parameters_and_grads
+        together: list[Pair] | None = None
+        others = parameters_and_grads
         if isinstance(others, list):
             there = [
                 (p, grad) for p, grad in others if grad is not None and p._is_initialized() and not p.stop_gradient
             ]
-            if there and device.kind(there[0][0].place) == "nvgpu":
+            if self._goes_together(there):
                 together = [(p, grad) for p, grad in there if _is_dense(grad)]
                 others = [(p, grad) for p, grad in there if not _is_dense(grad)]
         asked_first = bool(others) or not together  # Paddle's operations prepare and update in one
         if asked_first and not self._may_update(parameters_and_grads):
             return []
         operations = super()._create_optimization_pass(others, param_group_idx)  # sets the learning rate, too
-        if together and not self._get_auxiliary_var("found_inf"):  # as Paddle does it, where a loss is scaled
+        if together is not None and not self._get_auxiliary_var(
+            "found_inf"
+        ):  # as Paddle does it, where a loss is scaled
             update = self._prepared(together)
             if asked_first or self._may_update(parameters_and_grads):
                 update()
         return operations
+
+    def _goes_together(self, pairs: Sequence[Pair]) -> bool:
+        """Return whether `_prepared` updates these pairs, and not Paddle one after another."""
+        return bool(pairs) and device.kind(pairs[0][0].place) == "nvgpu"
 
     def _may_update(self, parameters_and_grads: Any) -> bool:
         """Return whether weights may be changed; `guard_updates` replaces this function."""

@@ -86,9 +86,9 @@ def number_elements(optimizer: Any, parameters: Iterable[Tensor]) -> None:
 class CompactAdamW(FactorAdamW):
     """Paddle's AdamW with a state of fewer bytes. `keep_compact` makes one."""
 
-    moments: str
-    master_weights: str
-    seed: int
+    moments = "float32"
+    master_weights = "float32"
+    seed = 0
     # {name of a parameter, as the optimizer has it: place of its first element in the whole one}
     first_elements: dict[str, int] = {}
 
@@ -184,6 +184,24 @@ def split_master(master: Tensor) -> tuple[Tensor, Tensor]:
     remainder = bits.astype("int16")  # the lower half, with its sign
     weight = _shifted(bits - remainder.astype("int32"), 16).astype("int16").view("bfloat16")
     return weight, remainder
+
+
+def whole_weight(param: Tensor, master: Tensor | None) -> Tensor:
+    """Return a weight in float32: its master weight, whole or the remainder of one, or where it has none itself."""
+    if master is not None and master.dtype == paddle.int16:
+        return join_master(param, master)
+    return (param if master is None else master).astype("float32")
+
+
+def replace_weight(param: Tensor, master: Tensor | None, value: Tensor) -> None:
+    """Set a weight, and its master weight or the remainder of one, to a float32 tensor."""
+    if master is not None and master.dtype == paddle.int16:
+        weight, kept = split_master(value)
+    else:
+        weight, kept = value.astype(param.dtype), value
+    for tensor, new in ((param, weight), (master, kept)):
+        if tensor is not None:
+            paddle.assign(new.reshape(tensor.shape), output=tensor)
 
 
 # Paddle's square root and quotient of float32 are MKL's, which are not the nearest number on every CPU. Those of
@@ -296,12 +314,7 @@ def step_in_paddle(step: Step) -> None:
     rate = step.learning_rate.reshape([]) * ratio
     scale, scaled_rate = _square_root(one - power2), _quotient(rate, one - power1)
     g = multiplied(step.grad, step.factor).astype("float32")
-    remainder = master if master is not None and master.dtype == paddle.int16 else None
-    if remainder is None:
-        p = (param if master is None else master).astype("float32")
-    else:
-        p = join_master(param, remainder)
-    p = p * (one - rate * decay)
+    p = whole_weight(param, master) * (one - rate * decay)
     m1, m2 = _moments_of(step)
     m1 = beta1 * m1 + (one - beta1) * g
     m2 = beta2 * m2 + (one - beta2) * g * g
@@ -313,10 +326,8 @@ def step_in_paddle(step: Step) -> None:
         m1, m2 = (round_stochastically(m, bits) for m, bits in zip((m1, m2), random_bits, strict=True))
     elif step.moment1.dtype == paddle.int8:
         m1, m2 = _moments_in_blocks(m1, root2, random_bits)
-    weight, kept = (p.astype(param.dtype), p) if remainder is None else split_master(p)
-    new = [(param, weight), (step.moment1, m1), (step.moment2, m2)]
+    replace_weight(param, master, p)
+    new = [(step.moment1, m1), (step.moment2, m2)]
     new += [(step.beta1_power, beta1 * power1), (step.beta2_power, beta2 * power2)]
-    if master is not None:
-        new.append((master, kept))
     for tensor, value in new:
         paddle.assign(value.reshape(tensor.shape), output=tensor)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
     DygraphShardingOptimizerV2,
 )
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
+
+from paddle_te.distributed.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,49 @@ def _held_in_buckets(optimizer: DygraphShardingOptimizerV2) -> dict[str, Held]:
         for name, view in views.items()
         if view._param_begin < view._param_end
     }
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Which ranks divide a flat weight, and the elements [first, last) that each of them has."""
+
+    ranks: TensorParallel
+    ranges: Sequence[tuple[int, int]]
+
+    def overlap(self, rank: int, begin: int, size: int) -> tuple[int, int]:
+        """Return the elements [first, last) of a stretch of the weight that a rank has; first = last for none."""
+        first, last = self.ranges[rank]
+        first, last = max(first, begin), min(last, begin + size)
+        return first, max(first, last)
+
+
+def shares_of(optimizer: Any) -> dict[str, Shares]:
+    """Return {parameter's name: Shares} of those that stage 1 with split_param divides among several ranks.
+
+    optimizer: as for `held_by`. Names of all parameters, whether this rank has a part of them or not.
+    """
+    found: dict[str, Shares] = {}
+    for layer in layers_of(optimizer):
+        if isinstance(layer, DygraphShardingOptimizerV2):
+            layer._collect_comm_buffers()
+            for bucket in layer._comm_buffer_list:
+                found |= _shares_in(bucket)
+    return found
+
+
+def _shares_in(bucket: Any) -> dict[str, Shares]:
+    """Return the Shares of a bucket, in which parameters lie one after another, and which ranks divide evenly."""
+    group = bucket._comm_group
+    found: dict[str, Shares] = {}
+    if group.nranks == 1:
+        return {}
+    ranks = TensorParallel(group, group.rank, group.nranks)
+    for name, view in bucket._sharding_param_grad_view.items():
+        size, begin = view._param_buffer._numel() // group.nranks, view._index
+        count = int(np.prod(view._param.shape))
+        edges = [min(max(rank * size - begin, 0), count) for rank in range(group.nranks + 1)]
+        found[name] = Shares(ranks, list(pairwise(edges)))
+    return found
 
 
 def _held_in_slices(parameter: Tensor, group: Group | None) -> Held:

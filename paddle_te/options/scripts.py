@@ -58,6 +58,8 @@ STAGING_DIR = "/dev/shm"  # memory, as a file system
 # How AdamW's state may be kept, and how many bytes of it belong to a number; int8 has a float32 unit for 256 numbers
 MOMENTS: dict[str, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 MASTER_WEIGHTS: dict[str, float] = {"float32": 4, "bf16_remainder": 2}
+MUON_MOMENTUM = 0.95  # torch.optim.Muon's and Moonlight's
+UPDATED_HERE = ("adamw", "muon")  # those of --optim that are ours, on Paddle's AdamW
 STATES: dict[str, dict[str, float]] = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 # Elements of weights whose states the device holds at a time where they are offloaded; the GPU waits less with more
 OFFLOADED_AT_ONCE = 12 * 2**23
@@ -451,7 +453,9 @@ class Optimizer:
     lr_end: float = theirs(NOT_NEGATIVE, default=1e-7)
     power: float = theirs(NOT_NEGATIVE, default=1.0)
     optim: str = theirs(
-        choice("adamw", "adafactor", "adamw_mini", "adamw_custom", "adamw_16bit_moment"), default="adamw"
+        choice("adamw", "muon", "adafactor", "adamw_mini", "adamw_custom", "adamw_16bit_moment"),
+        default="adamw",
+        planned=GIVEN,
     )
     weight_decay: float = theirs(NOT_NEGATIVE, default=0.0)
     adam_beta1: float = theirs(BELOW_ONE, default=0.9)
@@ -474,6 +478,13 @@ class Optimizer:
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
         "[说明](../reference/trainer.md#frozen-weights)",
         planned=GIVEN,
+    )
+    muon_momentum: float = option(
+        BELOW_ONE,
+        default=MUON_MOMENTUM,
+        doc="Muon's momentum (`--optim muon`): the share of it that a step keeps; "
+        "[what to know](../background/optimizer-memory.md#muon)",
+        zh="Muon（`--optim muon`）的动量：每一步保留的比例；[说明](../background/optimizer-memory.md#muon)",
     )
     optim_moments: str = option(
         choice(*MOMENTS),

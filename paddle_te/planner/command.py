@@ -23,7 +23,7 @@ from paddle_te.job.record import PREFERENCES
 from paddle_te.options import BACKENDS, option
 from paddle_te.options.fp8 import SKIP_LAYERS
 from paddle_te.options.lora import TARGETS, Adapter
-from paddle_te.options.scripts import MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, stored_in_fp8
+from paddle_te.options.scripts import MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, UPDATED_HERE, stored_in_fp8
 from paddle_te.planner import formulas
 from paddle_te.planner.frozen import check_patterns
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand
@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"of all GPUs together; default: {SEQUENCES} sequences for each GPU",
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
+    parser.add_argument("--optim", choices=UPDATED_HERE, help="as in training; default: adamw")
     for name, kinds in OPTIMIZER.items():
         parser.add_argument(f"--{name}", choices=kinds, help="as in training; default: the plainest that fits, or pays")
     parser.add_argument(
@@ -104,6 +105,7 @@ def main() -> int:
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, STATES_ON_HOST)}
         flags = {name: value for name, value in flags.items() if value is not None}
         flags |= stored_in_fp8(getattr(arguments, STORED) == "true") | _lora(arguments) | _freeze(arguments, model)
+        flags |= {"optim": arguments.optim} if arguments.optim else {}
         flags |= _task(arguments) | _skipped(arguments)
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **flags)
     except ValueError as error:

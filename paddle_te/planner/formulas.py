@@ -6,7 +6,8 @@ MEMORY = {
     "those of a second model that is the reference",
     "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step "
     "let them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
-    "states": "master weight and two moments (12 bytes, or as the flags say) / sharding; less the host's share [1]",
+    "states": "master weight and two moments (12 bytes, or as the flags say; with Muon one moment of a matrix) / "
+    "sharding; less the host's share [1]",
     "fp8_weights": "1 byte of each weight of a GEMM for its transpose; 2 with several micro-batches",
     "activations": "what a layer keeps of a token (a sum of its tensors) × layers × tokens / TP × those in flight [2]",
     "working": "the greatest of: logits and their gradients; lm_head's backward; what a layer's backward needs for a "
@@ -34,7 +35,8 @@ TIME = {
     "offload": "bytes / PCIe rate, less what runs beside: the layers between, updates, with an update in backward "
     "backward; at least the copies of pieces that have no slot [7]",
     "optimizer": "bytes of gradients, weights and states / AdamW's rate, with moments in 8 bits its arithmetic; "
-    "what else is done with gradients / HBM rate",
+    "what else is done with gradients / HBM rate; of Muon 5·(4·m²·n + 2·m³) operations a matrix of m ≤ n / GEMM rate "
+    "and 62 bytes an element / HBM rate",
 }
 SOURCES = (
     "[1] Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054)",

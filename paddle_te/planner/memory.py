@@ -18,6 +18,7 @@ from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner.frozen import Frozen, frozen_of
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Gemm, Model
+from paddle_te.planner.muon import matrices_here, workspace
 from paddle_te.planner.offloaded import whole_weights
 from paddle_te.planner.skipped import mean_of_layers
 
@@ -145,6 +146,7 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
     moment = max(_moments(model, layout, stage, gradients, frozen), key=sum)
     states = state_bytes(layout) * states_on_device(own, layout)
+    states += more_moments(model, layout, trained + elsewhere) * own / (trained + elsewhere)
     return Memory(weights=weights, states=states, **moment._asdict())
 
 
@@ -210,6 +212,7 @@ def _moments(model: Model, layout: Job, stage: int, gradients: float, frozen: Fr
     yield Moment(after_the_layers or new, always or copies, kept + whole_layer, layer)
     # Paddle sums the gradients of ranks that share sequences in a copy of all of them
     yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
+    yield Moment(gradients, always, 0, GEMM_WORKSPACE + workspace(model, layout))
 
 
 def _moments_of_the_head(model: Model, layout: Job, waiting: Moment, head: float) -> Iterator[Moment]:
@@ -278,8 +281,16 @@ def gradient_bytes(layout: Job) -> float:
 
 
 def state_bytes(layout: Job) -> float:
-    """A parameter: its master weight and AdamW's two moments."""
-    return MASTER_WEIGHTS[layout.master_weights] + 2 * MOMENTS[layout.optim_moments]
+    """A parameter: its master weight and AdamW's two moments; with Muon one, `more_moments` has the others."""
+    moments = 1 if layout.optim == "muon" else 2
+    return MASTER_WEIGHTS[layout.master_weights] + moments * MOMENTS[layout.optim_moments]
+
+
+def more_moments(model: Model, layout: Job, elements: float) -> float:
+    """Return the bytes that a rank's elements have beyond `state_bytes`: with Muon AdamW's second moments."""
+    if layout.optim != "muon":
+        return 0.0
+    return MOMENTS[layout.optim_moments] * max(0.0, elements - matrices_here(model, layout))
 
 
 def states_on_device(local: float, layout: Job) -> float:

@@ -193,7 +193,9 @@ def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Collection[str]
         memory = memory_of_step(model, layout)
         lack = lacking(memory, model, layout, gpu)
         found = [layout] if lack <= 0 else list(_made_smaller(model, layout, memory, lack, gpu, given))
-        yield from [each for each in found if host_bytes(model, each) <= gpu.host * 1e9] or [layout]
+        yield from [each for each in found if _accepted(model, each) and host_bytes(model, each) <= gpu.host * 1e9] or [
+            layout
+        ]
 
 
 def _made_smaller(

@@ -26,6 +26,7 @@ from paddle_te.planner.memory import (
     trained_elements,
 )
 from paddle_te.planner.model import Model
+from paddle_te.planner.muon import muon_ms
 from paddle_te.planner.offloaded import PIECE, late_pieces
 from paddle_te.planner.skipped import mean_of_layers
 
@@ -96,7 +97,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
         "sharding": communication,
         "offload": m * offload_ms(model, layout, gpu, layer + tp + shared)
         + states_ms(model, layout, gpu, update + max(0.0, backward - copied) * (layout.optimizer_in_backward != "off")),
-        "optimizer": update + gradients_ms(mine, layout, gpu),
+        "optimizer": update + muon_ms(model, layout, gpu) + gradients_ms(mine, layout, gpu),
     }
 
 

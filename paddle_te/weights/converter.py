@@ -255,13 +255,16 @@ def _with_optimizer(checkpoint: Checkpoint, target: Target, degrees: _Degrees) -
     """Plan a unified checkpoint with the optimizer's state. Raises CheckpointError where that cannot be."""
     layout, folder = target.layout, checkpoint.folder
     check_degrees(checkpoint, layout, *degrees)
-    if optimizer.kept_how(folder).get("optim_moments") == "int8":
-        raise CheckpointError(
-            f"{folder}: --with_optimizer does not convert moments of --optim_moments int8; a run goes on from "
-            "them as they are, with --resume_from_checkpoint"
-        )
     check_all_trained(folder)
     sources = {"": checkpoint} | optimizer.open_optimizer(checkpoint)
+    kept = optimizer.kept_how(folder)
+    unknown = {"the state of --optim muon": kept.get("optim") == "muon"}
+    unknown |= {"moments of --optim_moments int8": kept.get("optim_moments") == "int8"}
+    for what in (what for what, there in unknown.items() if there):
+        raise CheckpointError(
+            f"{folder}: --with_optimizer does not convert {what}; a run goes on from it as it is, with "
+            "--resume_from_checkpoint"
+        )
     plan = _plan_with_optimizer(sources, target)
     carried = list(checkpoint.companions) + optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
     return _Work(target, sources, plan, carried, _run_of(checkpoint))
@@ -322,7 +325,10 @@ def _state_for_formers(checkpoint: Checkpoint, with_optimizer: bool, dtype: str 
     if with_optimizer or dtype is not None:
         flag = "with_optimizer" if with_optimizer else "dtype"
         raise CheckpointError(f"--{flag}: a conversion for PaddleFormers takes all state along as it is, leave it out")
-    if optimizer.kept_how(checkpoint.folder).get("optim_moments") == "int8":
+    kept = optimizer.kept_how(checkpoint.folder)
+    if kept.get("optim") == "muon":
+        raise CheckpointError(f"{checkpoint.folder}: the state of --optim muon; PaddleFormers has AdamW's only")
+    if kept.get("optim_moments") == "int8":
         raise CheckpointError(
             f"{checkpoint.folder}: moments of --optim_moments int8; PaddleFormers has them in float32 only"
         )

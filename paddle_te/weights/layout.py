@@ -84,6 +84,12 @@ SPLIT_AXIS = {
 }
 
 
+# The matrices of a decoder layer that Muon updates, each by itself. It leaves a router, whose rows are vectors of
+# experts, and a gate of one row to AdamW.
+MATRICES = (
+    *("q", "k", "v", "q_a", "q_b", "kv_a", "kv_b", "o"),
+    *("gate", "up", "down", "shared_gate", "shared_up", "shared_down"),
+)
 WHOLE = ("q_a", "kv_a")  # the matrices of a layer, beside routers, that every rank has whole
 
 Matrix: TypeAlias = Any  # NumPy's array or Paddle's tensor, which have no base in common
@@ -178,6 +184,11 @@ class Layout:
         found = self.find(name)
         assert found is not None
         return found
+
+    def is_matrix(self, name: str) -> bool:
+        """Return whether a tensor has matrices of a decoder layer that Muon updates; see MATRICES."""
+        place = self.find(name)
+        return place is not None and place.layer is not None and place.slot.parts[0] in MATRICES
 
     def slots(self, layer: LayerSpec) -> tuple[Slot, ...]:
         """Return the Slots of a decoder layer."""

@@ -1,5 +1,7 @@
 """Move the optimizer's state, Adam's moments and the master weights, as the weights they belong to.
 
+Muon's momentum of a matrix is called as Adam's first moment; such a matrix has no second one, and no powers.
+
 Read from PaddleNLP's two forms: optimizer.pdopt (and one for each rank, optimizer.tp00_pp01_shard02.pdopt), where a
 parameter goes by the name it had in the program, and unified checkpoints (optimizer.safetensors.index.json), where it
 goes by its name in the model. Written as a unified checkpoint of whole tensors, which the Trainer resumes from in any
@@ -9,8 +11,9 @@ degrees with --unified_checkpoint 1 (paddlenlp/trainer/unified_checkpoint/load_s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +31,7 @@ State: TypeAlias = dict[str, dict[str, StoredTensor]]  # {kind: {weight's name: 
 
 MOMENTS = ("moment1_0", "moment2_0")
 POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
+ADAMS = (MOMENTS[1], *POWERS)  # what a matrix that Muon updates does not have
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
@@ -45,21 +49,24 @@ _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 
 
 def kept_how(folder: Path) -> dict[str, str]:
-    """Return the flags optim_moments and master_weights with which a checkpoint's optimizer state was saved.
+    """Return the flags optim, optim_moments and master_weights with which a checkpoint's optimizer state was saved.
 
     A flag is left out where the folder has no such state. Goes by the tensors' dtypes in one of the files: all ranks
-    have the same. Raises CheckpointError.
+    have the same. Which optimizer it was all files tell: a sharding rank may have no matrix. Raises CheckpointError.
     """
     if is_unified(folder):
         state = _unified_state(folder)
         moments, masters = (list(state.get(kind, {}).values()) for kind in (MOMENTS[0], MASTER))
+        momentum_only = len(moments) > len(state.get(MOMENTS[1], {}))
     else:
-        file = min(folder.glob("optimizer*.pdopt"), default=None)
-        named, master = pdparams.read_optimizer(file) if file else ({}, {})
+        files = sorted(folder.glob("optimizer*.pdopt"))
+        named, master = pdparams.read_optimizer(files[0]) if files else ({}, {})
         moments = [ref for key, ref in named.items() if key.endswith(MOMENTS[0])]
         masters = list(master.values())
+        momentum_only = any(_has_momentum_only(pdparams.read_optimizer(file)[0]) for file in files)
     found = {}
     if moments:
+        found["optim"] = "muon" if momentum_only else "adamw"
         found["optim_moments"] = moments[0].dtype
     if masters:
         remainder = any(ref.dtype == "int16" for ref in masters)  # a float32 weight is its own master weight
@@ -83,13 +90,34 @@ def open_optimizer(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
     else:
         found = {key: _pdopt(checkpoint, rank) for key, rank in checkpoint.ranks.items()}
     has_masters, is_frozen = any(MASTER in state for state in found.values()), frozen_in(checkpoint.folder)
-    return {
-        kind: replace(
-            checkpoint,
-            ranks={key: _fill(checkpoint, rank, found[key], kind, is_frozen) for key, rank in checkpoint.ranks.items()},
-        )
-        for kind in (*MOMENTS, *POWERS, *[MASTER] * has_masters)
-    }
+    momentum_only = _with_momentum_only(checkpoint, found)
+    opened = {}
+    for kind in (*MOMENTS, *POWERS, *[MASTER] * has_masters):
+        lacking = momentum_only if kind in ADAMS else set[str]()
+        has_none = partial(_is_one_of, is_frozen, lacking)
+        ranks = {key: _fill(checkpoint, rank, found[key], kind, has_none) for key, rank in checkpoint.ranks.items()}
+        opened[kind] = replace(checkpoint, ranks=ranks)
+    return opened
+
+
+def _is_one_of(is_frozen: Callable[[str], object], lacking: Collection[str], name: str) -> bool:
+    return bool(is_frozen(name)) or name in lacking
+
+
+def _has_momentum_only(named: Iterable[str]) -> bool:
+    """Return whether some of a file's weights, by the keys of their states, have a first moment and no second one."""
+    first, second = ({key.removesuffix(kind) for key in named if key.endswith(kind)} for kind in MOMENTS)
+    return bool(first - second)
+
+
+def _with_momentum_only(checkpoint: Checkpoint, found: Mapping[Any, State]) -> set[str]:
+    """Return the names of the weights that Muon has trained: if any, all matrices of decoder layers but routers.
+
+    found: each rank's state. A state that lacks only some of these weights' second moments is not Muon's.
+    """
+    first, second = ({name for state in found.values() for name in state.get(kind, {})} for kind in MOMENTS)
+    alone = first - second
+    return alone if alone == {name for name in first if checkpoint.layout.is_matrix(name)} else set()
 
 
 def plan_optimizer(state: Mapping[str, Checkpoint], target: Target) -> Plan:
@@ -137,8 +165,8 @@ def safetensors_index(stem: str) -> str:
     return f"{stem}.safetensors.index.json"
 
 
-def _fill(checkpoint: Checkpoint, rank: Rank, found: State, kind: str, is_frozen: Callable[[str], object]) -> Rank:
-    """Return the rank with its weights replaced by their state of one kind; without those of a name that is_frozen."""
+def _fill(checkpoint: Checkpoint, rank: Rank, found: State, kind: str, has_none: Callable[[str], object]) -> Rank:
+    """Return the rank with its weights replaced by their state of one kind; without those of a name that has_none."""
     tied = is_tied(checkpoint.config)
     embedding, head = (checkpoint.layout.model_name(part) for part in ("embed", "lm_head"))
     other_name = {embedding: head, head: embedding} if tied else {}
@@ -151,7 +179,7 @@ def _fill(checkpoint: Checkpoint, rank: Rank, found: State, kind: str, is_frozen
             ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own
         if ref is None:  # tied: one parameter with one state, under one of its two names; readers want either
             ref = found.get(kind, {}).get(other_name.get(name, name))
-        if ref is None and (is_frozen(name) or is_frozen(other_name.get(name, name))):
+        if ref is None and (has_none(name) or has_none(other_name.get(name, name))):
             continue
         if ref is None:
             raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")

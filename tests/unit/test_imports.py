@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "fp8": {"options"},
     "distributed": {"fp8", "device"},
     "upstream": {"device", "runs"},
-    "optimizer": {"device", "native", "ops", "options", "weights", "planner"},
+    "optimizer": {"device", "distributed", "native", "ops", "options", "weights", "planner"},
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS | {"options"},
     "weights": {"commands", "configs", "files", "manifest", "options", "outputs", "table", "typed"},

@@ -10,15 +10,15 @@ from paddle import Tensor
 from paddle_te.ops.newton_schulz import CUBIC, LINEAR, QUINTIC, normalized
 
 
-@paddle.no_grad()
 def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
     """See `Ops.newton_schulz`."""
-    x = normalized(matrices)
-    wide = x.shape[1] <= x.shape[2]
-    for step in range(steps):
-        of_this_step = factor if step == steps - 1 else 1.0
-        gram = paddle.matmul(x, x, transpose_x=not wide, transpose_y=wide)
-        polynomial = CUBIC * gram + QUINTIC * paddle.matmul(gram, gram)
-        product = paddle.matmul(polynomial, x) if wide else paddle.matmul(x, polynomial)
-        x = (of_this_step * LINEAR) * x + of_this_step * product
-    return x
+    with paddle.no_grad():
+        x = normalized(matrices)
+        wide = x.shape[1] <= x.shape[2]
+        for step in range(steps):
+            of_this_step = factor if step == steps - 1 else 1.0
+            gram = paddle.matmul(x, x, transpose_x=not wide, transpose_y=wide)
+            polynomial = CUBIC * gram + QUINTIC * paddle.matmul(gram, gram)
+            product = paddle.matmul(polynomial, x) if wide else paddle.matmul(x, polynomial)
+            x = (of_this_step * LINEAR) * x + of_this_step * product
+        return x

@@ -12,14 +12,14 @@ from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import Runtime, dtype_code
 
 
-@paddle.no_grad()
 def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
     """See `Ops.newton_schulz`. Matrices of one shape share their buffers; each GEMM is of one of them."""
-    rt, code = runtime.current(), dtype_code("a matrix of Newton-Schulz", matrices[0])
-    x = normalized(matrices)
-    for step in range(steps):
-        x = _step(rt, x, code, factor if step == steps - 1 else 1.0)
-    return x
+    with paddle.no_grad():
+        rt, code = runtime.current(), dtype_code("a matrix of Newton-Schulz", matrices[0])
+        x = normalized(matrices)
+        for step in range(steps):
+            x = _step(rt, x, code, factor if step == steps - 1 else 1.0)
+        return x
 
 
 def _step(rt: Runtime, x: Tensor, code: int, factor: float) -> Tensor:

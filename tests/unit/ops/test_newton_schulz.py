@@ -1,10 +1,12 @@
-"""Newton–Schulz in Paddle beside its polynomial of singular values; te's: tests/multiprocess/test_optimizer.py."""
+"""Newton–Schulz of both backends beside its polynomial of singular values."""
+
+import sys
 
 import numpy as np
 import paddle
 import pytest
 
-from paddle_te.ops import get_ops
+from paddle_te.ops import get_ops, newton_schulz
 from tests import emulated_te
 
 STEPS, FACTOR = 5, 12.8
@@ -46,3 +48,21 @@ def test_te_refuses_float32(monkeypatch):
     emulated_te.install(monkeypatch.setattr)
     with pytest.raises(TypeError, match=r"Newton-Schulz is paddle\.float32; it must be"):
         get_ops("transformer_engine").newton_schulz([paddle.ones([2, 2])], STEPS, FACTOR)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tes_gemms_are_the_polynomial(shape, seed, monkeypatch):
+    """In bfloat16, on the emulated library; the CPU has no division in bfloat16, so that pd's makes the norm 1."""
+    emulated_te.install(monkeypatch.setattr)
+
+    def normalized(matrices):
+        return newton_schulz.normalized([matrix.astype("float32") for matrix in matrices]).astype("bfloat16")
+
+    monkeypatch.setattr(sys.modules["paddle_te.ops.te.newton_schulz"], "normalized", normalized)
+    matrices = np.random.default_rng(seed).standard_normal((2, *shape)).astype("float32")
+    tensors = [paddle.to_tensor(matrix).astype("bfloat16") for matrix in matrices]
+    got = get_ops("transformer_engine").newton_schulz(tensors, STEPS, FACTOR)
+    assert got.shape == [2, *shape] and got.dtype == paddle.bfloat16
+    for tensor, result in zip(tensors, got.astype("float32").numpy(), strict=True):
+        want = reference(tensor.astype("float32").numpy())
+        assert 1e-4 < relative(result, want) < 0.08

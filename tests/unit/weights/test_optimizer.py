@@ -72,22 +72,28 @@ def test_how_a_state_was_kept_is_told_by_its_dtypes(tmp_path):
     """In .pdopt files and unified checkpoints; of a folder without any state nothing is told."""
     assert kept_how(tmp_path) == {}
     ones = paddle.ones([3])
-    state = {"w_fp32_master_0_moment1_0": ones.astype("bfloat16"), "w_fp32_master_0_beta1_pow_acc_0": paddle.ones([1])}
+    state = {f"w_fp32_master_0_{kind}": ones.astype("bfloat16") for kind in MOMENTS}
+    state["w_fp32_master_0_beta1_pow_acc_0"] = paddle.ones([1])
+    adamw = {"optim": "adamw"}
     for remainder, master_weights in (("int16", "bf16_remainder"), ("float32", "float32")):
         paddle.save(state | {"master_weights": {"w": ones.astype(remainder)}}, str(tmp_path / "optimizer.pdopt"))
-        assert kept_how(tmp_path) == {"optim_moments": "bfloat16", "master_weights": master_weights}
+        assert kept_how(tmp_path) == adamw | {"optim_moments": "bfloat16", "master_weights": master_weights}
     for moments in ("float32", "int8"):
-        paddle.save({"w_moment1_0": ones.astype(moments)}, str(tmp_path / "optimizer.pdopt"))
-        assert kept_how(tmp_path) == {"optim_moments": moments}
+        paddle.save({f"w_{kind}": ones.astype(moments) for kind in MOMENTS}, str(tmp_path / "optimizer.pdopt"))
+        assert kept_how(tmp_path) == adamw | {"optim_moments": moments}
+    momentum_beside_adamw = {f"w_{kind}": ones for kind in MOMENTS} | {"matrix_moment1_0": ones}
+    paddle.save(momentum_beside_adamw, str(tmp_path / "optimizer.pdopt"))
+    assert kept_how(tmp_path) == {"optim": "muon", "optim_moments": "float32"}
     for stem, tensors in {
-        "optimizer": {"w/moment1_0": np.zeros(3, "uint16"), "w/beta1_pow_acc_0": np.zeros(1, "float32")},
+        "optimizer": {f"w/{kind}": np.zeros(3, "uint16") for kind in MOMENTS}
+        | {"w/beta1_pow_acc_0": np.zeros(1, "float32")},
         "master_weights": {"w": np.zeros(3, "int16")},
     }.items():
         file = f"{stem}-00001-of-00001.safetensors"
         save_file(tensors, tmp_path / file)
         index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
         (tmp_path / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
-    assert kept_how(tmp_path) == {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
+    assert kept_how(tmp_path) == adamw | {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
 
 
 def test_moments_in_blocks(tmp_path, rng, state_of):
@@ -105,6 +111,31 @@ def test_moments_in_blocks(tmp_path, rng, state_of):
             assert ref.shape == model.native[name].shape
     with pytest.raises(CheckpointError, match="does not convert moments of --optim_moments int8; a run goes on from"):
         convert(tmp_path / "in", tmp_path / "out", "reshard", with_optimizer=True, progress=False)
+
+
+def test_muons_state(tmp_path, rng, state_of):
+    """Matrices have a momentum only; it is opened as such, and not converted. Where one matrix of several has no second
+    moment, the state is broken."""
+    model = Model(rng, kv_heads=4)
+    save_trained(tmp_path / "in", model, state_of, shards=2)
+    layout = open_checkpoint(tmp_path / "in").layout
+    matrices = [number for number, name in enumerate(model.native) if layout.is_matrix(name)]
+    of_adam = [f"linear_{n}.w_0_{kind}" for n in matrices for kind in (MOMENTS[1], *POWERS)]
+    for file in sorted((tmp_path / "in").glob("*.pdopt")):
+        state = paddle.load(str(file))
+        paddle.save({key: value for key, value in state.items() if key not in of_adam}, str(file))
+    opened = open_optimizer(open_checkpoint(tmp_path / "in"))
+    for kind in (*MOMENTS, *POWERS):
+        names = {name for rank in opened[kind].ranks.values() for name in rank.tensors}
+        assert names == {name for name in model.native if kind == MOMENTS[0] or not layout.is_matrix(name)}
+    with pytest.raises(CheckpointError, match="does not convert the state of --optim muon"):
+        convert(tmp_path / "in", tmp_path / "out", "reshard", with_optimizer=True, progress=False)
+    save_trained(tmp_path / "in", model, state_of, shards=2)
+    state = paddle.load(str(file))
+    del state[next(key for key in of_adam if key in state)]
+    paddle.save(state, str(file))
+    with pytest.raises(CheckpointError, match="has no moment2_0 of"):
+        open_optimizer(open_checkpoint(tmp_path / "in"))
 
 
 TRAINERS = ("trainer_state.json", "scheduler.pdparams", "rng_state.pth")
@@ -323,7 +354,8 @@ def test_errors(tmp_path, rng, state_of):
     refused("the model has only 5 parts", pipeline_parallel_degree=6)
     refused("no optimizer state", mode="pd2hf")
     optimizer = paddle.load(str(source / "optimizer.pdopt"))
-    paddle.save(optimizer | {"conv_0.w_0_moment1_0": paddle.ones([2])}, str(source / "optimizer.pdopt"))
+    of_another = {f"conv_0.w_0_{kind}": paddle.ones([2]) for kind in MOMENTS}
+    paddle.save(optimizer | of_another, str(source / "optimizer.pdopt"))
     refused("optimizer.pdopt: has state of 'conv_0.w_0', which no weight is called")
     paddle.save({k: v for k, v in optimizer.items() if k != "linear_3.w_0_moment2_0"}, str(source / "optimizer.pdopt"))
     refused("has no moment2_0 of 'llama.layers.0.self_attn.v_proj.weight'")

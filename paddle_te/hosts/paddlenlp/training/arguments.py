@@ -1,16 +1,18 @@
 """Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
 
 import argparse
+import contextlib
 import difflib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.trainer.trainer_utils import OptimizerNames
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te import configs
@@ -79,7 +81,8 @@ class PreTrainingArguments(TrainingArguments):
         check_values(self, BOUNDS)
         self._check_saving()
         try:
-            super().__post_init__()
+            with asking_for_adamw(self):
+                super().__post_init__()
         except AssertionError as error:
             raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
         except ValueError as error:  # of several lines, some
@@ -98,6 +101,17 @@ class PreTrainingArguments(TrainingArguments):
                 check_folder(f"--{name}", Path(getattr(self, name)).expanduser())
         if self.save_in_background and not os.access(self.staging_dir, os.W_OK | os.X_OK):
             raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
+
+
+@contextlib.contextmanager
+def asking_for_adamw(arguments: Any) -> Iterator[None]:
+    """Let PaddleNLP, which does not know Muon, read adamw in its place: ours is built on that."""
+    asked = arguments.optim
+    if asked == "muon":
+        arguments.optim = OptimizerNames.ADAMW
+    yield
+    if asked == "muon":
+        arguments.optim = asked
 
 
 def data_seed(arguments: HostArguments) -> int:

@@ -23,13 +23,14 @@ from paddle_te import manifest
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_weights, read_share
 from paddle_te.optimizer.holding import held_by, layers_of
+from paddle_te.options.scripts import UPDATED_HERE
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.blocks import BLOCK, pack
 from paddle_te.weights.folder import Checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS, Layout
 from paddle_te.weights.opened import opened
-from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, kept_how
+from paddle_te.weights.optimizer import ADAMS, MASTER, MOMENTS, POWERS, kept_how
 from paddle_te.weights.resharding import check_reshardable, saved_degrees
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def check_resumable(folder: str | Path, args: HostArguments) -> None:
     """
     checkpoint = open_share(folder, args)
     with_optimizer = not args.ignore_load_lr_and_optim
-    if with_optimizer and _is_adamw(args):
+    if with_optimizer and _is_updated_here(args):
         _check_kept_alike(Path(folder), args)
     if checkpoint is None:
         return
@@ -60,7 +61,8 @@ def check_resumable(folder: str | Path, args: HostArguments) -> None:
 
 def _check_kept_alike(folder: Path, args: HostArguments) -> None:
     for flag, saved in kept_how(folder).items():
-        if saved != (mine := getattr(args, flag)):
+        asked = getattr(args, flag)
+        if saved != (mine := getattr(asked, "value", asked)):  # PaddleNLP's has an enumeration of optimizers
             raise CheckpointError(
                 f"{folder}: its optimizer's state was saved with --{flag} {saved}, and this run has --{flag} {mine}: "
                 f"resume with --{flag} {saved}, or start from its weights with --te_init_weight_path {folder}"
@@ -116,11 +118,11 @@ def _is_adapter(folder: Path) -> bool:
 def _is_paddlenlps_own(args: HostArguments) -> bool:
     """Return whether only PaddleNLP knows how the optimizer's state is laid out."""
     fused = "enable_stage1_tensor_fusion" in (args.sharding_parallel_config or "")
-    return fused or not _is_adamw(args)
+    return fused or not _is_updated_here(args)
 
 
-def _is_adamw(args: HostArguments) -> bool:
-    return args.optim in (OptimizerNames.ADAMW, OptimizerNames.ADAMW.value)
+def _is_updated_here(args: HostArguments) -> bool:
+    return args.optim in (OptimizerNames.ADAMW, *UPDATED_HERE)
 
 
 def _check_own_files(folder: Path, args: HostArguments) -> None:
@@ -202,11 +204,13 @@ class Share:
             made = masters.get(mine[name].name)
             called[name] = f"{mine[name].name}_fp32_master_0" if made is None else made.name
         state = {key: before[key] for key in ("LR_Scheduler",) if key in before}
+        by_muon = getattr(layers_of(optimizer)[-1], "matrices", ())
         offloads = getattr(layers_of(optimizer)[-1], "host_states", None) is not None
         place = paddle.CPUPlace() if offloads else None
         kinds = opened(self._checkpoint.folder).optimizer
         for kind in MOMENTS + POWERS:
-            for name, array in self._read(kinds[kind], mine, kind in POWERS):
+            names = [name for name in mine if kind not in ADAMS or self._parameters[name].name not in by_muon]
+            for name, array in self._read(kinds[kind], names, kind in POWERS):
                 key = f"{called[name]}_{kind}"
                 if kind not in POWERS:
                     array = self._moment(mine[name].share(array), name)

@@ -25,13 +25,15 @@ from paddlenlp.utils.env import PADDLE_WEIGHTS_NAME
 from safetensors import SafetensorError
 
 from paddle_te import fp8, manifest
+from paddle_te.configs.spec import spec_of
 from paddle_te.data.course import Course, Order, in_order
-from paddle_te.distributed import gather_objects, gather_weights
+from paddle_te.distributed import TensorParallel, gather_objects, gather_weights
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.freezing import freeze
-from paddle_te.hosts.paddlenlp.loading import stage_layer_names
+from paddle_te.hosts.paddlenlp.loading import layout_of, stage_layer_names
 from paddle_te.hosts.paddlenlp.lora import read_lora
 from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index, smooth_labels
+from paddle_te.hosts.paddlenlp.training.arguments import asking_for_adamw
 from paddle_te.hosts.paddlenlp.training.early_stopping import evaluation_in
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
 from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
@@ -46,6 +48,7 @@ from paddle_te.models.in_16_bits import compute_in_16_bits
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
+from paddle_te.optimizer.muon import bind_muon, use_muon
 from paddle_te.optimizer.offloaded_states import keep_on_host, make_states
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
@@ -66,6 +69,7 @@ from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, micro
 from paddle_te.training.schedule import tell_long_warm_up
 from paddle_te.upstream import stage2_averages
 from paddle_te.weights import CheckpointError
+from paddle_te.weights.layout import Dims
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +194,8 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         AdamW and clipping are one pass where that can be.
         """
         args = self.args
-        optimizer = super().create_optimizer(lr_scheduler)
+        with asking_for_adamw(args):
+            optimizer = super().create_optimizer(lr_scheduler)
         if "split_param" in args.sharding_parallel_config:  # whose buffers take no weights without gradients
             trained = [weight for weight in optimizer._parameter_list if not weight.stop_gradient]
             optimizer._parameter_list = optimizer._param_groups = trained
@@ -203,6 +208,9 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
                 group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
             self._in_backward = OptimizerInBackward(optimizer, args.max_grad_norm or None, group)
         keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
+        if args.optim == "muon":
+            backend = args.transformer_engine_backend
+            use_muon(optimizer, "paddle" if backend == "none" else backend, args.muon_momentum)
         keep_on_host(optimizer, args.offload_optimizer)
         self.watch.guard(optimizer, self.model)
         return optimizer
@@ -535,6 +543,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         """
         start = time.perf_counter()
         number_elements(self.optimizer, self.model.parameters())
+        self._bind_muon()
         goes_on = checkpoint if checkpoint and not self.args.ignore_load_lr_and_optim else None
         if self._share and goes_on:
             self._load_share(self._share, goes_on)
@@ -552,6 +561,11 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             seconds = self._loading_seconds + time.perf_counter() - start
             words = compared_before(checkpoint, self.args.verify_checkpoint)
             self._tell(Transfer("load", Path(checkpoint), bytes_of(checkpoint), seconds, *words))
+
+    def _bind_muon(self) -> None:
+        if self.args.optim == "muon":
+            config, tp = self.model.config, TensorParallel.from_fleet()
+            bind_muon(self.optimizer, self.model.state_dict(), layout_of(config), Dims(spec_of(config)), tp)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """PaddleNLP's, before the first step only: it would also do it where a later epoch begins."""

@@ -1,0 +1,76 @@
+"""What Muon computes and holds beside AdamW; the optimizer (`optimizer.muon`) does as the constants say."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+from paddle_te.job import Job
+from paddle_te.planner.gpus import Gpu
+from paddle_te.planner.model import Model
+from paddle_te.weights.layout import MATRICES, Dims, te_layout
+
+NEWTON_SCHULZ_STEPS = 5
+# Elements at least whose updates each rank makes orthogonal at a time. Beside them there are the copies that
+# Newton–Schulz works on; with much fewer a large matrix would be alone on the GPU.
+CHUNK = 2**27
+# Bytes an element that passes over matrices read and write: momentum 14, norm and division 18, a copy in each step 20,
+# the weight with its remainder 10.
+PASSES = 62
+# Bytes an element of a Chunk: its update before and after, what Newton–Schulz reads and writes, and a float32 copy
+WORKSPACE = 12
+
+
+class Matrices(NamedTuple):
+    """All of a model's that Muon updates: their elements, those of the largest weight, operations of Newton–Schulz."""
+
+    elements: float
+    largest: float
+    flops: float
+
+
+def newton_schulz_flops(rows: float, columns: float) -> float:
+    """Return the operations of all steps of a matrix: A = X·Xᵀ, A², and A's polynomial times X in each."""
+    small, large = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * (4.0 * small**2 * large + 2.0 * small**3)
+
+
+@cache
+def matrices_of(model: Model) -> Matrices:
+    """Return the Matrices of a model that was made of a configuration."""
+    assert model.spec is not None
+    layout, dims = te_layout(family=model.spec.family), Dims(model.spec)
+    elements, largest, flops = 0.0, 0.0, 0.0
+    for place in layout.tensors(model.spec):
+        if place.layer is None or place.slot.parts[0] not in MATRICES:
+            continue
+        shapes = [dims.part_shape(part) for part in dims.parts(place)]
+        size = sum(map(math.prod, shapes))
+        elements, largest = elements + size, max(largest, size)
+        flops += sum(newton_schulz_flops(*shape) for shape in shapes)
+    return Matrices(elements, largest, flops)
+
+
+def matrices_here(model: Model, layout: Job) -> float:
+    """Return the elements of matrices of a stage's tensor parallel rank."""
+    return matrices_of(model).elements / (layout.tp * layout.pp)
+
+
+def workspace(model: Model, layout: Job) -> float:
+    """Return the bytes that the update of a Chunk takes for a moment."""
+    if layout.optim != "muon":
+        return 0.0
+    return WORKSPACE * min(max(CHUNK, matrices_of(model).largest / layout.tp), matrices_here(model, layout))
+
+
+def muon_ms(model: Model, layout: Job, gpu: Gpu) -> float:
+    """Return the ms of Muon beyond AdamW's update: Newton–Schulz and the passes around it, divided among the ranks.
+
+    All-to-alls that bring matrices to one rank and back are not counted: 8 bytes of a rank's elements.
+    """
+    if layout.optim != "muon":
+        return 0.0
+    ranks = layout.tp * layout.pp * layout.sharding_ranks
+    found = matrices_of(model)
+    return (found.flops / gpu.gemm_bf16 / 1e9 + PASSES * found.elements / gpu.hbm / 1e6) / ranks
