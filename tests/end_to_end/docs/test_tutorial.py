@@ -1,4 +1,4 @@
-"""Every command of docs/get-started/tutorial.md, in order, in one shell; only the number of steps is smaller."""
+"""Every command of docs/get-started/tutorial.md, in order, by its notebook; only the number of steps is smaller."""
 
 import json
 import os
@@ -34,8 +34,12 @@ def out(tmp_path_factory, demo_data, warm_start):
     environment = dict(DEVICE="cpu") | os.environ | dict(OUT=str(out), STEPS=str(STEPS), PATH=path)
     if environment["DEVICE"] == "cpu":
         environment |= warm_start
-    script = "set -euo pipefail\n" + "\n".join(blocks()[0])
-    run(["bash", "-c", script], cwd=ROOT, env=environment, check=True)
+    run(
+        [sys.executable, ROOT / "tools/notebook.py", "--run"],
+        cwd=ROOT / "docs/get-started",
+        env=environment,
+        check=True,
+    )
     return out
 
 
