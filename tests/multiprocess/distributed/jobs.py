@@ -64,6 +64,7 @@ PARTS = {
     "compact": dict(optim_moments="bfloat16", master_weights="bf16_remainder"),
     "blocks": dict(optim_moments="int8", master_weights="bf16_remainder"),
     "offload": dict(offload_optimizer=0.9),
+    "muon": dict(optim="muon"),
     # where micro-batches have different numbers of labels that count
     "packed": dict(reset_attention_mask=True, reset_position_ids=True, eod_mask_loss=True),
     "whole": dict(per_device_train_batch_size=12, gradient_accumulation_steps=1),

@@ -33,7 +33,7 @@ def test_pd_is_the_polynomial(shape, seed):
     got = get_ops("paddle").newton_schulz(tensors, STEPS, FACTOR)
     assert got.shape == [3, *shape] and got.dtype == paddle.float32
     for matrix, tensor, result in zip(matrices, tensors, got.numpy(), strict=True):
-        assert relative(result, reference(matrix)) < 1e-5  # 200 seeds: 3e-6
+        assert relative(result, reference(matrix)) < 1e-5  # 200 seeds: 1.6e-6
         np.testing.assert_array_equal(tensor.numpy(), matrix)
         assert 0.6 * FACTOR < np.linalg.norm(result, 2) < 1.3 * FACTOR
 
@@ -65,4 +65,4 @@ def test_tes_gemms_are_the_polynomial(shape, seed, monkeypatch):
     assert got.shape == [2, *shape] and got.dtype == paddle.bfloat16
     for tensor, result in zip(tensors, got.astype("float32").numpy(), strict=True):
         want = reference(tensor.astype("float32").numpy())
-        assert 1e-4 < relative(result, want) < 0.08
+        assert 1e-3 < relative(result, want) < 0.05  # 100 seeds: 0.007 to 0.028
