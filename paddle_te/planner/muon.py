@@ -9,7 +9,6 @@ from typing import NamedTuple
 from paddle_te.job import Job
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Model
-from paddle_te.weights.layout import MATRICES, Dims, te_layout
 
 NEWTON_SCHULZ_STEPS = 5
 # Elements at least whose updates each rank makes orthogonal at a time. Beside them there are the copies that
@@ -39,6 +38,8 @@ def newton_schulz_flops(rows: float, columns: float) -> float:
 @cache
 def matrices_of(model: Model) -> Matrices:
     """Return the Matrices of a model that was made of a configuration."""
+    from paddle_te.weights.layout import MATRICES, Dims, te_layout  # NumPy, which the launcher waits for only with Muon
+
     assert model.spec is not None
     layout, dims = te_layout(family=model.spec.family), Dims(model.spec)
     elements, largest, flops = 0.0, 0.0, 0.0

@@ -66,7 +66,7 @@ def test_defaults(place):
     want = {
         "--model_name_or_path": str(place / "paddle"),
         "--dataset_name_or_path": str(place / "data"),
-        "--lora": "1",
+        "--lora": "true",
         "--lora_targets": "all",
         "--transformer_engine_backend": "paddle",
         "--device": "cpu",
