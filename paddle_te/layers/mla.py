@@ -69,11 +69,11 @@ class MLAConfig(CoreOptions, HalfOptions):
             f"normalization={self.normalization!r}": self.normalization != "RMSNorm",
             f"norms={self.norms!r}": self.norms != "before",
             "zero_centered_gamma": self.zero_centered_gamma,
-            "recompute_modules: 'layernorm'": self.norm_again,
         }
         for what, wanted in lacking.items():
             if wanted:
                 raise ValueError(f"{what}: latent attention has no such option; leave it out")
+        self.check_norm_kept("latent attention")
         if self.sequence_parallel and self.max_sequence_length is None:
             raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
 
@@ -214,7 +214,7 @@ class MLASelfAttention(_Layer):
         """Return (attention's output [b, s, h·d], (k, v) of all tokens so far where there is a cache)."""
         if context.with_cache:
             return self._attend_with_cache(q, kv, position, context)
-        if self.training and (context.recompute_core_attention or "core_attn" in self.config.recompute_modules):
+        if self.training and (context.recompute_core_attention or self.config.core_again):
             return recompute(self._attend, q, kv, position, context), None
         return self._attend(q, kv, position, context), None
 

@@ -148,9 +148,19 @@ class BehindNorm(GemmSettings):
         return "layernorm" in self.recompute_modules
 
     @property
+    def core_again(self) -> bool:
+        """Whether backward computes rotation and attention again."""
+        return "core_attn" in self.recompute_modules
+
+    @property
     def keeps_less(self) -> bool:
         """Whether less is kept for backward than norm and activation give."""
         return self.norm_again
+
+    def check_norm_kept(self, whose: str) -> None:
+        """Raise ValueError where backward is to compute the norm's output again, which a kind of layer keeps."""
+        if self.norm_again:
+            raise ValueError(f"recompute_modules: {whose} keeps its norm's output; leave 'layernorm' out")
 
     def check_lora_dropout(self) -> None:
         """Raises ValueError where dropout before LoRA's A does not fit what is kept for backward."""
@@ -391,11 +401,6 @@ class AttentionOptions(CoreOptions, HalfOptions):
                 "softmax_type='learnable' with cp_comm_type: ranks that share sequences have no sinks; leave "
                 "cp_comm_type (sep_parallel_degree, context_parallel_degree) out"
             )
-
-    @property
-    def core_again(self) -> bool:
-        """Whether backward computes rotation and attention again."""
-        return "core_attn" in self.recompute_modules
 
 
 @dataclass(frozen=True)

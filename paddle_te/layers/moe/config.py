@@ -196,9 +196,8 @@ def of_layer(settings: LayerSettings, **options: Any) -> MoEConfig:
     for name in ("mlp_chunk_tokens", "activation_func_fp8_input_store"):
         if getattr(settings, name):
             raise ValueError(f"{name}: a mixture of experts has no such option; leave it out")
-    modules = tuple(settings.recompute_modules or ())
-    if "layernorm" in modules:
-        raise ValueError("recompute_modules: a mixture of experts keeps its norm's output; leave 'layernorm' out")
-    again = tuple(name for name in modules if name in RECOMPUTE_MODULES)  # the others are those of attention and MLPs
+    settings.check_norm_kept("a mixture of experts")
+    # the others are those of attention and MLPs
+    again = tuple(name for name in settings.recompute_modules if name in RECOMPUTE_MODULES)
     given = dict(moe_ffn_hidden_size=settings.ffn_hidden_size, recompute_modules=again) | options
     return part(MoEConfig, settings, **given)
