@@ -272,13 +272,11 @@ class _Words:
 
     def __init__(self, config: Config) -> None:
         self.config, self.family = config, family_of(config)
-        self._defaults = {entry.name: entry.default for entry in fields(SCHEMAS[self.family.model_type])}
+        keys = fields(SCHEMAS[self.family.model_type])
+        self._defaults = {key.name: None if key.default is MISSING else key.default for key in keys}
 
     def __call__(self, name: str) -> Any:
-        if name not in self._defaults:
-            return None
-        default = self._defaults[name]
-        return value(self.config, name, None if default is MISSING else default)
+        return value(self.config, name, self._defaults[name]) if name in self._defaults else None
 
 
 def _layers(words: _Words, norm: NormSpec) -> tuple[LayerSpec, ...]:

@@ -129,8 +129,7 @@ class LoRA:
         choice("fp8"),
         default=None,
         help="fp8: LoRA's frozen weights of the decoder layers exist in fp8 only, in half of bfloat16's memory. Each "
-        "is "
-        "quantized as it is read, with one scale, or with --fp8_recipe block one for each block; --merge_lora reads "
+        "is quantized as it is read, with one scale, or with --fp8_recipe block one for each block; --merge_lora reads "
         "them again. Needs --use_fp8 true.",
         doc="`fp8`: LoRA's frozen weights of the decoder layers exist in fp8 only; needs `--use_fp8`",
         zh="`fp8`：LoRA 冻结的 decoder 层权重只以 fp8 保存；需要 `--use_fp8`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from paddle_te.options import launcher, scripts
@@ -47,6 +48,11 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
 
 
+def _table(head: str, rows: Iterable[str]) -> str:
+    """Return a table of Markdown. head: its first row."""
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
+
+
 def _name(option: Option, what: str) -> str:
     return f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
 
@@ -65,8 +71,7 @@ def chinese_reference() -> str:
         rows = [_chinese_row(option, what, position) for position, option in enumerate(options, 1)]
         anchor = re.sub(r"[^\w -]", "", name).replace(" ", "-")  # the English heading's
         title = name.replace(", variables", "，环境变量").replace(", ", "、")
-        table = "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
-        parts += [f'<a id="{anchor}"></a>', f"## {title}", table]
+        parts += [f'<a id="{anchor}"></a>', f"## {title}", _table(head, rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -96,7 +101,7 @@ def reference() -> str:
         numbered = what == "argument"
         head = f"| {'| ' if numbered else ''}{what} | values | default | |"
         rows = [_reference_row(option, what, position) for position, option in enumerate(options, 1)]
-        parts += [f"## {name}", "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])]
+        parts += [f"## {name}", _table(head, rows)]
     kinds: dict[str, list[str]] = {}
     for option in (each for each in scripts.PADDLENLPS if each.kind not in (FLAG, TEXT)):
         kinds.setdefault(option.kind.words, []).append(f"`--{option.name}`")
@@ -104,7 +109,7 @@ def reference() -> str:
     parts += [
         "## PaddleNLP's flags",
         "run_pretrain.py and run_finetune.py take all flags of PaddleNLP's TrainingArguments. These are checked:",
-        "\n".join(["| values | flags |", "|---|---|", *rows]),
+        _table("| values | flags |", rows),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -119,7 +124,7 @@ def _reference_row(option: Option, what: str, position: int) -> str:
 def recipes_page() -> str:
     """Return docs/reference/recipes.md: the run files that come with the package."""
     header = f"| {' | '.join(COLUMNS)} | tokens/s per GPU, measured |"
-    rows = "\n".join([header, "|---" * (header.count("|") - 1) + "|", *map(_recipe_row, recipes())])
+    rows = _table(header, map(_recipe_row, recipes()))
     parts = [
         "# Recipes",
         "Made by `python -m paddle_te.options` from `paddle_te/recipes`; edit that instead. `paddle-te recipes` prints "
