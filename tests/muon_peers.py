@@ -1,4 +1,4 @@
-"""What torch.optim.Muon makes of matrices: python muon_peers.py IN.npz OUT.npz. Imports nothing of Paddle's.
+"""Train matrices with torch.optim.Muon: python muon_peers.py IN.npz OUT.npz. Imports nothing of Paddle's.
 
 IN: "weight.NAME" and "grad.STEP.NAME" of several matrices, and the numbers "rate", "decay", "momentum", "wide". OUT:
 the weights after the steps by name. wide: Newton–Schulz computes in float32, where torch has bfloat16.

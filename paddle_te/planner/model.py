@@ -148,6 +148,11 @@ class Model:
         return self.copies - 1 + self.sparse
 
     @property
+    def number_of_experts(self) -> int:
+        """Experts of a layer that has some; 0 without experts."""
+        return round(self.outputs / self.sparse) if self.sparse else 0
+
+    @property
     def topk(self) -> float:
         """Experts of a token in a layer that has some; 0 without experts."""
         return self.routed / self.sparse if self.sparse else 0.0

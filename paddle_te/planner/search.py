@@ -275,7 +275,7 @@ def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
 
 def _divided(model: Model) -> tuple[int, ...]:
     """Return the numbers that tensor parallel ranks divide. Experts are whole on a rank, whatever their width."""
-    of_mlp = round(model.outputs / model.sparse) if model.sparse else model.ffn // 16
+    of_mlp = model.number_of_experts or model.ffn // 16
     return model.heads, model.kv_heads, of_mlp, model.vocabulary
 
 
@@ -322,9 +322,8 @@ def _divided_experts(model: Model, layout: Job, degrees: Iterable[int], given: C
     Tensor parallel ranks divide them by themselves, and no others then do.
     """
     kinds = DISPATCHERS if "moe_token_dispatcher_type" not in given else (layout.moe_token_dispatcher_type,)
-    experts = round(model.outputs / model.sparse) if model.sparse else 0
     for degree in degrees if layout.tp == 1 else ():
-        if layout.data % degree or experts % degree:
+        if layout.data % degree or model.number_of_experts % degree:
             continue
         config = OVERLAPS["stage1"] if layout.pp == 1 and degree == layout.data else SPLIT
         for kind in kinds:

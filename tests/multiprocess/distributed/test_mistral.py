@@ -1,6 +1,7 @@
-"""Mistral, with a sliding window and a forward of ours, over two ranks of tensor parallelism, the only kind that its
-PaddleNLP class has beside sharding: against one process. Other families are in test_tied_embeddings.py and
-test_own_model.py.
+"""Mistral over two ranks of tensor parallelism trains as in one process.
+
+It has a sliding window and a forward of ours. Its class in PaddleNLP has no other parallelism beside sharding. Other
+families are in test_tied_embeddings.py and test_own_model.py.
 """
 
 from tests.multiprocess.distributed import jobs

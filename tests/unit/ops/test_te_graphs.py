@@ -1,4 +1,4 @@
-"""What te's ops keep for a backward goes when the graph does, where that backward never runs and where it fails."""
+"""te's ops let go of what they keep for a backward when the graph goes: if it never runs, and if it fails."""
 
 import gc
 import weakref

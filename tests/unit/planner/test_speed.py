@@ -243,8 +243,8 @@ def test_moments_in_bfloat16_take_theirs():
 
 def test_current_scaling_reads_numbers_once_more():
     """2 bytes of each number that a GEMM reads: 4000 in attention's inputs and 4000 in its outputs' gradients, and 1000
-    before and behind the MLP. Of SwiGLU and its gradient what they are computed from: 8000, 4000 and 8000. And all
-    weights, unless they are kept."""
+    before and behind the MLP. For SwiGLU and its gradient it reads what they are computed from: 8000, 4000 and 8000. It
+    also reads all weights, unless they are kept."""
     delayed, current = (layout(precision="fp8", fp8_recipe=name) for name in ("delayed", "current"))
     gpu = replace(ROUND, gemm_fp8=1e9)
     kept, cast = (

@@ -17,7 +17,7 @@ POINTS = measured.all_points()
 
 
 def bar(point):
-    """Of the time. Preference tuning ran when the reference still left out its adapter's products (4 % of a step)."""
+    """Return how far off the time may be. Preference tuning ran before its reference had the adapter's products."""
     return 0.08 if point.layout.prefers else 0.07
 
 
