@@ -162,7 +162,7 @@ MIXTURES = {
 DENSE = tuple(SIZES)
 SIZES |= MIXTURES
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-4, 0.1, 1.0
-BATCHES = 64  # micro-batches until the first one comes again
+BATCHES, STEPS = 64, 16  # micro-batches, and steps, at least, until the first one comes again
 # In the order in which a step comes through them.
 PARTS = (
     "embedding forward",
@@ -201,16 +201,17 @@ class TrainingStep:
     """A model with its optimizer and batches. Subclasses set what follows, and give the methods that raise.
 
     stream: a cudaStream_t as an int, None on a CPU. memory: the allocator's count before the model was built.
-    tokens: BATCHES × batch × (sequence + 1), int64, for subclasses to move to their device.
+    tokens: micro-batches × batch × (sequence + 1), int64, for subclasses to move to their device.
     """
 
     precision, stream, memory = "bf16", None, None
 
     def __init__(self, size):
         self.size, self.mark = size, lambda part: None
-        shape = [BATCHES, size.dims.batch, size.dims.sequence + 1]
+        batches = max(BATCHES, STEPS * size.micro_batches)
+        shape = [batches, size.dims.batch, size.dims.sequence + 1]
         self.tokens = np.random.default_rng(0).integers(0, size.vocabulary, shape)
-        self.order = cycle(range(BATCHES))
+        self.order = cycle(range(batches))
 
     def watch(self, after_forward, embedding, last_layer):
         """Marks where the two modules' outputs are there, and later their gradients.
