@@ -30,7 +30,6 @@ from paddle_te.options.scripts import (
     FINETUNE_DATA,
     FINETUNE_MODEL,
     LAYERS,
-    MUON_MOMENTUM,
     OPTIMIZER_DEFAULTS,
     PRETRAINING,
     TRAINING,
@@ -796,13 +795,6 @@ MUON_RULES = (
         f"{LORA} --optim muon",
         f"finetune --do_train true {_MUON}",
     ),
-    Rule(
-        lambda job: job.muon_momentum != MUON_MOMENTUM and job.optim != "muon",
-        "{muon_momentum} needs {optim:muon}",
-        "",
-        f"{TE} --muon_momentum 0.9",
-        f"{_MUON} --muon_momentum 0.9",
-    ),
 )
 
 EXPERT_RULES = (
@@ -1186,9 +1178,9 @@ TRAINER_RULES = (
         lambda job: job.use_async_save or "async_save" in job.unified_checkpoint_config,
         "{use_async_save} {unified_checkpoint_config}: a checkpoint that is saved so could not be told from an "
         "incomplete one",
-        "use {save_in_background:true}",
+        "use {staging_dir:name} /dev/shm",
         "--use_async_save true",
-        "--save_in_background true",
+        "--staging_dir /dev/shm",
         host=PADDLENLP,
     ),
     Rule(

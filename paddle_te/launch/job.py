@@ -16,7 +16,6 @@ from paddle_te.launch.plan import Plan, plan_for
 from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted
 from paddle_te.launch.supervise import OTHER_NODE_DIED, OTHER_NODE_FAILED, Outcome, Supervisor, say
 from paddle_te.launch.watchdog import Watchdog
-from paddle_te.options import STAGING_DIR
 from paddle_te.runs.background import remove_leftovers
 from paddle_te.runs.checkpoints import set_aside
 from paddle_te.runs.lock import FolderInUse, FolderLock
@@ -48,8 +47,8 @@ def run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
     finally:
         if peers:
             peers.close()
-        staging = extra_flags(args).get("staging_dir", STAGING_DIR)
-        remove_leftovers(Path(str(staging)))  # ranks that were killed could not
+        if staging := extra_flags(args).get("staging_dir"):
+            remove_leftovers(Path(str(staging)))  # ranks that were killed could not
         if lock:
             lock.release()
 

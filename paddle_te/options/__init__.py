@@ -10,7 +10,7 @@ variables. From them are made
 """
 
 from paddle_te.options.option import REQUIRED, Kind, Option, check_values, configure, with_options
-from paddle_te.options.scripts import BACKENDS, BOUNDS, DTYPES, FP8_RECIPES, LAYER_OPTIONS, STAGING_DIR, LayerOptions
+from paddle_te.options.scripts import BACKENDS, BOUNDS, DTYPES, FP8_RECIPES, LAYER_OPTIONS, LayerOptions
 
 __all__ = [
     "BACKENDS",
@@ -19,7 +19,6 @@ __all__ = [
     "FP8_RECIPES",
     "LAYER_OPTIONS",
     "REQUIRED",
-    "STAGING_DIR",
     "Kind",
     "LayerOptions",
     "Option",

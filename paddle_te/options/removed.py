@@ -35,6 +35,9 @@ REMOVED = {
     "early_stopping_threshold": Removed("0.2.0", 0.0),
     "on_nan_limit": Removed("0.2.0", 10),
     "fewshot_as_multiturn": Removed("0.2.0", True, "delete it, or use paddle-te lm_eval, which has it"),
+    "save_in_background": Removed("0.2.0", False, "delete it: --staging_dir /dev/shm says it"),
+    "muon_momentum": Removed("0.2.0", 0.95),
+    "decode_strategy": Removed("0.2.0", "greedy_search", "delete it: --temperature above 0 samples"),
     "STRAGGLER_STEPS": Removed("0.2.0", 100),
     "PROFILE_EMIT_NVTX": Removed("0.2.0", True, "delete it: nsys_profile always names ranges, by the package nvtx"),
 }

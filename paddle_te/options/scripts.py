@@ -54,11 +54,9 @@ DISPATCHERS = ("allgather", "alltoall")  # --moe_token_dispatcher_type
 DTYPES = ("float32", "bfloat16", "float16")
 # How much of a manifest is compared before a checkpoint is loaded; `manifest.damage` says what each means
 LEVELS = ("full", "size", "none")
-STAGING_DIR = "/dev/shm"  # memory, as a file system
 # How AdamW's state may be kept, and how many bytes of it belong to a number; int8 has a float32 unit for 256 numbers
 MOMENTS: dict[str, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 MASTER_WEIGHTS: dict[str, float] = {"float32": 4, "bf16_remainder": 2}
-MUON_MOMENTUM = 0.95  # torch.optim.Muon's and Moonlight's
 UPDATED_HERE = ("adamw", "muon")  # those of --optim that are ours, on Paddle's AdamW
 STATES: dict[str, dict[str, float]] = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 # Elements of weights whose states the device holds at a time where they are offloaded; the GPU waits less with more
@@ -479,13 +477,6 @@ class Optimizer:
         "[说明](../reference/trainer.md#frozen-weights)",
         planned=GIVEN,
     )
-    muon_momentum: float = option(
-        BELOW_ONE,
-        default=MUON_MOMENTUM,
-        doc="Muon's momentum (`--optim muon`): the share of it that a step keeps; "
-        "[what to know](../background/optimizer-memory.md#muon)",
-        zh="Muon（`--optim muon`）的动量：每一步保留的比例；[说明](../background/optimizer-memory.md#muon)",
-    )
     optim_moments: str = option(
         choice(*MOMENTS),
         default="float32",
@@ -597,21 +588,16 @@ class Run:
         shown="off",
         shown_zh="关闭",
     )
-    save_in_background: bool = option(
-        FLAG,
-        default=False,
-        help="Write checkpoints to memory and copy them to output_dir while training goes on.",
-        doc="checkpoints are written to memory, and from there to the disk while training goes on; "
-        "[what to know](../guides/reliability.md#saving-in-the-background)",
-        zh="checkpoint 先写入内存，训练继续的同时再写到磁盘；[说明](../guides/reliability.md#saving-in-the-background)",
-    )
-    staging_dir: str = option(
+    staging_dir: str | None = option(
         PATH,
-        default=STAGING_DIR,
-        help="With save_in_background: where each node keeps its part meanwhile.",
-        doc="where each node keeps its part of a checkpoint meanwhile, such as a local NVMe",
-        zh="各节点在此期间存放其部分 checkpoint 的位置，例如本地 NVMe",
-        needs={"save_in_background": True},
+        default=None,
+        doc="each node writes its part of a checkpoint to this folder, such as `/dev/shm` (memory) or one on a local "
+        "NVMe, and from there to the output folder while training goes on; "
+        "[what to know](../guides/reliability.md#saving-in-the-background)",
+        zh="各节点先把其部分 checkpoint 写到此文件夹，例如 `/dev/shm`（内存）或本地 NVMe 上的文件夹，"
+        "训练继续的同时再写到输出文件夹；[说明](../guides/reliability.md#saving-in-the-background)",
+        shown="off",
+        shown_zh="关闭",
     )
     on_nan: str = option(
         choice("stop", "skip", "rollback"),
@@ -1254,11 +1240,11 @@ EVALUATION_TASKS = (
     ),
     Option("max_new_tokens", TOKENS, 32, doc="length of a continuation", zh="续写长度"),
     Option(
-        "decode_strategy",
-        choice("greedy_search", "sampling"),
-        "greedy_search",
-        doc="`greedy_search` or `sampling`",
-        zh="`greedy_search` 或 `sampling`",
+        "temperature",
+        NOT_NEGATIVE,
+        0.0,
+        doc="0: the likeliest token each time; above 0: sampling, from logits that are divided by it",
+        zh="0：每次取概率最高的 token；大于 0：sampling，logits 除以该值",
     ),
     Option(
         "top_k",
@@ -1273,13 +1259,6 @@ EVALUATION_TASKS = (
         1.0,
         doc="sampling: from the likeliest tokens that have this probability together",
         zh="sampling：从累计概率达到该值的 token 中抽取",
-    ),
-    Option(
-        "temperature",
-        POSITIVE,
-        1.0,
-        doc="sampling: logits are divided by it",
-        zh="sampling：logits 除以该值",
     ),
     _THEIRS["seed"].but(source="", default=42, doc="of sampling", zh="sampling 的随机种子"),
     Option(

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paddle_te.manifest import FileRecord, Manifest, mark_complete, record, sync
-from paddle_te.options import STAGING_DIR
 from paddle_te.runs.checkpoints import CheckpointNotSaved, flush_names, not_saved
 
 PREFIX = "paddle_te-staging-"
@@ -51,7 +50,7 @@ def _lock(folder: str | Path, wait: bool) -> int | None:
     return descriptor
 
 
-def remove_leftovers(staging_dir: str | Path = STAGING_DIR) -> None:
+def remove_leftovers(staging_dir: str | Path) -> None:
     """Remove the staging folders of processes that have ended."""
     for folder in Path(staging_dir).glob(f"{PREFIX}*"):
         if (descriptor := _lock(folder, wait=False)) is not None:
@@ -81,7 +80,7 @@ def file_system(folder: str | Path) -> FileSystem:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(folder).st_dev
 
 
-def check_room(shares: Iterable[tuple[FileSystem, int, int]], staging_dir: str | Path) -> None:
+def check_room(shares: Iterable[tuple[FileSystem, int, int]]) -> None:
     """Raise OSError where the staging folders of the ranks of one node would not fit.
 
     shares: for each rank (`file_system`, the bytes that it will write, `free_bytes`).
@@ -91,9 +90,8 @@ def check_room(shares: Iterable[tuple[FileSystem, int, int]], staging_dir: str |
         free = min(free for where, _, free in shares if where == system)
         if needed > free:
             raise OSError(
-                f"a node's part of a checkpoint takes about {needed / 1e9:.2f} GB in "
-                f"{staging_dir}, where {free / 1e9:.2f} GB are free. Make it larger (of a container: --shm-size), name "
-                "a folder on a local disk with --staging_dir, or leave out --save_in_background"
+                f"a node's part of a checkpoint takes about {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free. "
+                "Make it larger (of a container: --shm-size), name a folder on a local disk, or leave --staging_dir out"
             )
 
 
@@ -105,7 +103,7 @@ class BackgroundSaver:
         rank, ranks: this process, and the number of all that save the same checkpoints.
     """
 
-    def __init__(self, staging_dir: str | Path = STAGING_DIR, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, staging_dir: str | Path, rank: int = 0, ranks: int = 1) -> None:
         self.rank, self.ranks = rank, ranks
         self._error: CheckpointNotSaved | None = None
         self._thread: threading.Thread | None = None

@@ -21,8 +21,10 @@ from paddle_te.optimizer.muon.matrices import units_of
 from paddle_te.optimizer.muon.plan import Chunk, TensorRanks, chunks_of
 from paddle_te.weights.layout import Dims, Layout
 
+MOMENTUM = 0.95  # torch.optim.Muon's and Moonlight's
 
-def use_muon(optimizer: paddle.optimizer.AdamW, backend: str, momentum: float) -> None:
+
+def use_muon(optimizer: paddle.optimizer.AdamW, backend: str, momentum: float = MOMENTUM) -> None:
     """Let a CompactAdamW, before its first step, be a Muon, which `bind_muon` must tell of a model's matrices.
 
     backend: whose Newton–Schulz it is, a name of `ops.get_ops`. momentum: the share of it that a step keeps.

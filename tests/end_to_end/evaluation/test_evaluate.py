@@ -102,7 +102,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         pytest.param(dict(lm_eval="boolq"), "pip install 'paddle_te[harness]'", marks=WITHOUT_HARNESS),
         (dict(lambada="nowhere.jsonl"), "nowhere.jsonl: no such file"),
         (dict(perplexity="nowhere"), "prepare-data"),
-        (dict(prompts="a", decode_strategy="beam"), "one of greedy_search, sampling"),
+        (dict(prompts="a", top_k=8), "--top_k and --top_p choose what is sampled from"),
         (dict(prompts="a", batch_size=0), "--batch_size 0"),
         (dict(prompts="a", use_fp8="true", transformer_engine_backend="transformer_engine"), "leave out --use_fp8"),
         (dict(prompts="a", dtype="bfloat16"), "use float32"),

@@ -41,10 +41,10 @@ class Way(NamedTuple):
     @property
     def undisturbed(self):
         """The way that writes the same files without a thread in the background."""
-        return Way(self.layout, {name: value for name, value in self.flags.items() if name != "save_in_background"})
+        return Way(self.layout, {name: value for name, value in self.flags.items() if name != "staging_dir"})
 
 
-BACKGROUND, UNIFIED = dict(save_in_background="true"), dict(unified_checkpoint="true")
+BACKGROUND, UNIFIED = dict(staging_dir="staging"), dict(unified_checkpoint="true")
 PIPELINE = dict(gradient_accumulation_steps=2)  # a micro-batch a stage
 # as the launcher's OVERLAP=1, which reads the loss of every second step only
 OVERLAP1, OVERLAP2 = (
@@ -80,8 +80,8 @@ def train(folder, way, kills, steps, plugin, seed=0):
     ranks, layout = LAYOUTS.get(way.layout, (1, {}))
     run = dict(device="nvgpu" if ranks > 1 else "cpu", max_steps=steps, resume_from_checkpoint="auto")
     flags = FLAGS | layout | way.flags | run
-    if "save_in_background" in flags:
-        flags["staging_dir"] = folder / "staging"
+    if "staging_dir" in flags:
+        flags["staging_dir"] = folder / flags["staging_dir"]
         flags["staging_dir"].mkdir()
     job = dict(
         flags=command(folder / "out", **flags),

@@ -31,7 +31,6 @@ FLAGS = dict(
     gradient_accumulation_steps=1,
     transformer_engine_backend="paddle",
     save_steps=1,
-    save_in_background="true",
 )
 
 TRAINER = "paddle_te.hosts.paddlenlp.training.trainer"
@@ -211,7 +210,7 @@ def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypa
         return Outcome(-signal.SIGKILL, step=1)
 
     monkeypatch.setattr(Supervisor, "run", killed)
-    extra = f"--save_in_background true --staging_dir {staging}"
+    extra = f"--staging_dir {staging}"
     knobs = dict(DEVICE="cpu", DEVICES="0", MOCK_DATA=1, OUTPUT_BASE=tmp_path, EXTRA_ARGS=extra)
     arguments = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, precision="fp32")
     words = [f"--{key}={value}" for key, value in (arguments | knobs).items()]
@@ -222,8 +221,8 @@ def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypa
 def test_room_is_counted_for_each_node():
     shares = [(("a", 1), 40, 100), (("a", 1), 60, 90), (("b", 1), 80, 90)]
     with pytest.raises(OSError, match="0.00 GB are free. .*--shm-size.*--staging_dir"):
-        check_room(shares, "/dev/shm")
-    check_room([("a", 40, 100), ("a", 50, 90), ("b", 80, 90)], "/dev/shm")
+        check_room(shares)
+    check_room([("a", 40, 100), ("a", 50, 90), ("b", 80, 90)])
 
 
 def test_memory_is_no_larger_than_what_is_available(staging, monkeypatch):
@@ -249,7 +248,7 @@ def test_the_same_checkpoints_and_an_exact_resume(monkeypatch, tmp_path, staging
     flags |= dict(do_eval="true", evaluation_strategy="steps", eval_steps=1, eval_iters=1)
     flags |= dict(metric_for_best_model="loss", load_best_model_at_end="true")
     output = {name: tmp_path / name / "out" for name in ("without", "with")}
-    whole = run(monkeypatch, output["without"], **FLAGS | flags | dict(save_in_background="false"))
+    whole = run(monkeypatch, output["without"], **FLAGS | flags)
     assert run(monkeypatch, output["with"], **FLAGS | flags, staging_dir=staging) == whole
     assert not any(staging.iterdir())
 
@@ -324,9 +323,12 @@ def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, st
 def test_no_room_is_said_before_the_first_step(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(f"{TRAINER}.free_bytes", lambda folder: 10**6)
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, tmp_path / "out", **FLAGS)
+        run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir="/dev/shm")
     assert stop.value.code == 1
-    assert "takes about 0.02 GB in /dev/shm, where 0.00 GB are free. Make it larger" in last_error(caplog)
+    assert (
+        "--staging_dir /dev/shm: a node's part of a checkpoint takes about 0.02 GB, and 0.00 GB are free. Make"
+        in last_error(caplog)
+    )
     log = tmp_path / "out/train_log.jsonl"
     assert not log.exists()
 
@@ -356,7 +358,7 @@ def test_staging_that_fills_up_is_one_clear_error(monkeypatch, tmp_path, staging
 def test_the_estimate_of_room_holds(monkeypatch, tmp_path, staging):
     """float32 weights and two moments: what is written is at most what was asked for, and not much less."""
     asked = []
-    monkeypatch.setattr(f"{TRAINER}.check_room", lambda shares, folder: asked.append(shares[0][1]))
+    monkeypatch.setattr(f"{TRAINER}.check_room", lambda shares: asked.append(shares[0][1]))
     run(monkeypatch, tmp_path / "out", **FLAGS | dict(max_steps=1, staging_dir=staging))
     written = sum(map(len, files(tmp_path / "out/checkpoint-1").values()))
     assert np.clip(written, 0.9 * (asked[0] - 2**24), asked[0]) == written

@@ -19,7 +19,7 @@ def test_killed_while_saving(ways, tmp_path, nvgpu_host):
 # the file that has no room; or, where that is renamed into place, how long any file may be: weights have 0.8 MB here
 FULL = [("model_state.pdparams", {}), ("optimizer.pdopt", {}), ("trainer_state.json", {}), ("rng_state.pth", {})]
 FULL += [("fp8_state.pp00.pdparams.partial", dict(use_fp8="true", fp8_amax_history_len=2))]
-FULL += [("optimizer.pdopt", dict(save_in_background="true"))]
+FULL += [("optimizer.pdopt", dict(staging_dir="/dev/shm"))]
 FULL += [(500_000, dict(unified_checkpoint="true")), (1_000_000, dict(unified_checkpoint="true"))]
 
 

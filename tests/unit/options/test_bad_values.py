@@ -74,9 +74,9 @@ FINETUNED = [
 ]
 EVALUATED = [
     *[("top_p", value) for value in ("5", "-0.1", "nan")],
-    *[("temperature", value) for value in ("0", "nan", "-1", "inf")],
+    *[("temperature", value) for value in ("nan", "-1", "inf")],
     *[(name, "0") for name in ("batch_size", "limit", "max_new_tokens", "max_seq_length")],
-    *[("top_k", "-1"), ("seed", "-1"), ("decode_strategy", "beam"), ("dtype", "int8"), ("device", "tpu")],
+    *[("top_k", "-1"), ("seed", "-1"), ("dtype", "int8"), ("device", "tpu")],
     *[("fp8_recipe", "other"), ("model_name_or_path", "nowhere"), ("output_file", "file/results.json")],
     *[("output_file", "folder"), ("transformer_engine_backend", "te")],
     *[(name, "100000000000") for name in ("batch_size", "limit", "max_new_tokens", "max_seq_length", "top_k", "seed")],

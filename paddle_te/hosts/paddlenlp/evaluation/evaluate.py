@@ -84,6 +84,8 @@ class EvalArguments(EvaluatedModel):
             check_file("--output_file", self.output_file)
         if prompts:
             check_generates(self)
+        if (self.top_k or self.top_p != 1) and not self.temperature:
+            raise ValueError("--top_k and --top_p choose what is sampled from: give --temperature as well, such as 1")
         if self.system_instruction is not None and not (self.apply_chat_template or self.prompts_file or self.lm_eval):
             raise ValueError(
                 "--system_instruction is a turn of chats: add --apply_chat_template, or give --prompts_file"
@@ -163,9 +165,12 @@ def _generate(
     args: EvalArguments, model: HostModel, tokenizer: AnyTokenizer, prompts: Sequence[Prompt]
 ) -> list[dict[str, Any]]:
     paddle.seed(args.seed)
-    names = ("max_new_tokens", "decode_strategy", "top_k", "top_p", "temperature")
-    settings = {name: getattr(args, name) for name in names}
-    texts = generate_text(model, tokenizer, [prompt.tokens for prompt in prompts], args.batch_size, **settings)
+    settings: dict[str, object] = {"decode_strategy": "greedy_search"}
+    if args.temperature:
+        settings = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")}
+        settings["decode_strategy"] = "sampling"
+    tokens, length = [prompt.tokens for prompt in prompts], args.max_new_tokens
+    texts = generate_text(model, tokenizer, tokens, args.batch_size, max_new_tokens=length, **settings)
     return [prompt.given | {"output": text} for prompt, text in zip(prompts, texts, strict=True)]
 
 

@@ -99,7 +99,7 @@ class PreTrainingArguments(TrainingArguments):
         for name in ("output_dir", "logging_dir", "output_signal_dir"):
             if getattr(self, name) is not None:
                 check_folder(f"--{name}", Path(getattr(self, name)).expanduser())
-        if self.save_in_background and not os.access(self.staging_dir, os.W_OK | os.X_OK):
+        if self.staging_dir and not os.access(self.staging_dir, os.W_OK | os.X_OK):
             raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
 
 

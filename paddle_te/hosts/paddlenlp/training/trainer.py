@@ -94,7 +94,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
 
     data_identity: dict[str, object] | None = None  # what says in the manifest which data the run reads
     course: Course = None  # type: ignore[assignment]  # of its steps; `train` makes it where nobody did
-    _background: BackgroundSaver | None = None  # while training with --save_in_background
+    _background: BackgroundSaver | None = None  # while training with --staging_dir
     _share: Share | None = None  # of a checkpoint that PaddleNLP does not load itself
     _loading_seconds = 0.0  # of a checkpoint's weights
     _in_backward: OptimizerInBackward | None = None  # with --optimizer_in_backward
@@ -210,7 +210,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
         if args.optim == "muon":
             backend = args.transformer_engine_backend
-            use_muon(optimizer, "paddle" if backend == "none" else backend, args.muon_momentum)
+            use_muon(optimizer, "paddle" if backend == "none" else backend)
         keep_on_host(optimizer, args.offload_optimizer)
         self.watch.guard(optimizer, self.model)
         return optimizer
@@ -306,11 +306,11 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         self._globalstep_last_start_time = getattr(self, "_globalstep_last_start_time", start) + time.time() - start
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train. Raise CheckpointNotSaved, before the first step, where --save_in_background has no room to stage.
+        """Train. Raise CheckpointNotSaved, before the first step, where --staging_dir has no room.
 
         Raises RunEnded where numbers are not finite (`health`).
         """
-        background = self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext()
+        background = self._saving_in_background() if self.args.staging_dir else contextlib.nullcontext()
         self.course = self.course or make_course(len(self.train_dataset), None, self.args)
         with self.watch.concluding(), background:
             result = super().train(*args, **kwargs)
@@ -329,7 +329,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._check_staging()
             self._background = BackgroundSaver(args.staging_dir, args.process_index, args.world_size)
         except OSError as error:
-            raise CheckpointNotSaved(f"--save_in_background: {error}") from error
+            raise CheckpointNotSaved(f"--staging_dir {args.staging_dir}: {error}") from error
         try:
             yield
             self._background.wait()
@@ -354,7 +354,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
         everyone = gather_objects(mine, args.world_size)
         seen = gather_objects(all(os.path.exists(probe) for *_, probe in everyone), args.world_size)
         os.unlink(probe)
-        check_room([share[:3] for share in everyone], args.staging_dir)
+        check_room([share[:3] for share in everyone])
         if not all(seen):
             raise OSError(
                 f"--output_dir {args.output_dir} must be a folder that all nodes share; rank {seen.index(False)} does "
