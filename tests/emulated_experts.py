@@ -67,19 +67,21 @@ def quantize_grouped_blocks(input, output, experts, counts, offsets, force_pow_2
 
 def grouped_gemm(
     A, B, D, transa, transb, experts, counts, offsets_a, offsets_b, offsets_d, factors, stream,
-    accumulate=False, split_accumulator=False, scale_inv_a=0, scale_inv_b=0,
+    accumulate=False, split_accumulator=False, scale_inv_a=0, scale_inv_b=0, C=None,
 ):  # fmt: skip
     """Of experts without rows a weight's gradient is not written."""
-    assert at(factors, (8,), np.float32).tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    alpha, beta = at(factors, (8,), np.float32)[[0, 4]]
+    assert (beta != 0) == (accumulate or C is not None)
     if A.in_blocks or B.in_blocks:
         assert split_accumulator and {A.scaling_mode, B.scaling_mode} != {ScalingMode.BLOCK_SCALING_2D}
     a = _operands(A, _begins(A, experts, counts, transb and offsets_a), not transa, scale_inv_a)
     b = _operands(B, _begins(B, experts, counts, offsets_b), transb, scale_inv_b)
-    d = _parts(D, _begins(D, experts, counts, not transb and offsets_d))
-    for left, right, out in zip(b, a, d, strict=True):
+    begins = _begins(D, experts, counts, not transb and offsets_d)
+    d, c = _parts(D, begins), _parts(C or D, begins)
+    for left, right, out, added in zip(b, a, d, c, strict=True):
         if transb and not left.shape[1]:
             continue
-        out[...] = (left @ right.T + (out.astype(np.float32) if accumulate else 0)).astype(out.dtype)
+        out[...] = (alpha * (left @ right.T) + (beta * added.astype(np.float32) if beta else 0)).astype(out.dtype)
 
 
 def _swiglu(hidden):

@@ -158,13 +158,14 @@ bias [m]: added to each row of D (of y). dbias [n]: written, the sum of op(B)'s 
 gradient); cuBLAS has none in fp8, see quantize_dbias. Both in D's dtype.)");
   define(m, "grouped_gemm", &grouped_gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "experts"_a, "counts"_a,
          "offsets_a"_a, "offsets_b"_a, "offsets_d"_a, "factors"_a, "stream"_a, "accumulate"_a = false,
-         "split_accumulator"_a = false, "scale_inv_a"_a = 0, "scale_inv_b"_a = 0,
+         "split_accumulator"_a = false, "scale_inv_a"_a = 0, "scale_inv_b"_a = 0, "C"_a = nullptr,
          R"(gemm for each expert: with weights W [experts * out, in] and tokens x [t, in], the experts' rows one behind
 the other, y = grouped_gemm(W, x, y, True, False, ...), dx = grouped_gemm(W, dy, dx, False, False, ...), dW =
 grouped_gemm(x, dy, dW, False, True, ...). The last need not be zeros for an expert without rows.
 counts: address of the experts' rows, int64 [experts]; they may sum up to less than t. offsets_a, offsets_b, offsets_d:
 of where an expert's rows begin in A, B and D, in numbers, int64 [experts + 1]; not read for weights. factors: address
-of float32 1, and 16 bytes behind it 0. scale_inv_a, scale_inv_b: of fp8 operands, float32 [experts]; a transposed copy
+of what products are multiplied by, float32, and 16 bytes behind it of what C is, 0 where nothing is added. C: what is
+added, of D's form; with accumulate D. scale_inv_a, scale_inv_b: of fp8 operands, float32 [experts]; a transposed copy
 is each expert's. Hopper needs cuBLAS 13.4 for it, in fp8 13.5, with block scaling 13.6.)");
   define(m, "quantize_grouped_blocks", &quantize_grouped_blocks, "input"_a, "output"_a, "experts"_a, "counts"_a,
          "offsets"_a, "force_pow_2_scales"_a, "amax_epsilon"_a, "stream"_a,

@@ -74,14 +74,15 @@ static void check_grouped_gemm(const char* name, Named named, const Tensor& a, c
 }
 
 // A weight's matrices are alike, those of tokens have the rows that `counts` says: A's are ragged with transb, D's
-// without, and B's always. factors: 1 and 0, each at the beginning of 16 bytes.
+// without, and B's always. factors: what products and C are multiplied by, each at the beginning of 16 bytes.
 static void grouped_gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, size_t experts,
                          uintptr_t counts, uintptr_t offsets_a, uintptr_t offsets_b, uintptr_t offsets_d,
                          uintptr_t factors, Stream& stream, bool accumulate, bool split_accumulator,
-                         uintptr_t scale_inv_a, uintptr_t scale_inv_b) {
+                         uintptr_t scale_inv_a, uintptr_t scale_inv_b, const Tensor* c) {
   const char* name = "nvte_grouped_gemm";
-  Named named = {{"A", &a}, {"B", &b}, {"D", &d}};
+  Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"C", c}};
   check_grouped_gemm(name, named, a, b, d, transa, transb, experts, transb, !transb);
+  if (c) check_grouped_gemm(name, named, a, b, *c, transa, transb, experts, transb, !transb);
   call(name, named, [&] {
     const size_t setup = (nvte_get_grouped_gemm_setup_workspace_size(experts) + 255) / 256 * 256;
     auto* memory = static_cast<char*>(stream.workspace(setup + kGemmWorkspace));
@@ -89,11 +90,12 @@ static void grouped_gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool
     of_setup.set(kRowwiseData, {memory, kByte, {{setup}, 1}});
     of_cublas.set(kRowwiseData, {memory + setup, kByte, {{kGemmWorkspace}, 1}});
     one.set_scalar(kRowwiseData, factors);
-    of_beta.set_scalar(kRowwiseData, accumulate ? factors : factors + 16);
+    of_beta.set_scalar(kRowwiseData, factors + 16);
     const GroupedHandle A(a, experts, counts, transb ? offsets_a : 0, scale_inv_a);
     const GroupedHandle B(b, experts, counts, offsets_b, scale_inv_b);
     const GroupedHandle D(d, experts, counts, transb ? 0 : offsets_d, 0);
-    nvte_grouped_gemm(A, transa, B, transb, accumulate ? NVTEGroupedTensor(D) : nullptr, D, one, of_beta, of_setup,
+    const GroupedHandle C(c ? *c : d, experts, counts, transb ? 0 : offsets_d, 0);
+    nvte_grouped_gemm(A, transa, B, transb, c || accumulate ? NVTEGroupedTensor(C) : nullptr, D, one, of_beta, of_setup,
                       of_cublas, grouped_config(split_accumulator, stream), stream.handle);
   });
 }

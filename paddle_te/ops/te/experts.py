@@ -24,7 +24,7 @@ from paddle_te.ops.interface import QuantizersOfTwo
 from paddle_te.ops.moe import ExpertWeights, check_counts
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice, runtime
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
-from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dtype_code
+from paddle_te.ops.te.runtime import FLOAT32, Matrix, Runtime, check_tensor, dtype_code
 from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 
 # from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
@@ -43,7 +43,7 @@ def check_experts(activation: str = "swiglu") -> None:
     native.load()
     version = cublas_version()
     problems: list[Problem] = []
-    if not CUBLAS <= version < FAULTY:
+    if not _has_grouped_gemms(version):
         problems.append(Problem(f"grouped GEMMs need cuBLAS 13.4 to 13.6, not {_present(version)}", REMEDY))
     capability = runtime.current().stream.capability
     if capability[0] != HOPPER:
@@ -54,6 +54,15 @@ def check_experts(activation: str = "swiglu") -> None:
         problems.append(Problem(what, "use backend paddle"))
     if problems:
         raise BackendUnavailable(problems)
+
+
+def _has_grouped_gemms(version: tuple[int, ...]) -> bool:
+    return CUBLAS <= version < FAULTY
+
+
+def has_grouped_gemms(rt: Runtime) -> bool:
+    """Say whether library and GPU have grouped GEMMs, as `check_experts` wants them."""
+    return _has_grouped_gemms(cublas_version()) and rt.stream.capability[0] == HOPPER
 
 
 def check_supported(activation: str) -> None:
@@ -81,14 +90,13 @@ def _present(version: tuple[int, ...]) -> str:
 
 
 @cache
-def _factors(place: str) -> Tensor:
-    """Return 1 and, 16 bytes behind it, 0: what grouped GEMMs multiply products and sums with."""
-    return paddle.to_tensor([1.0, 0, 0, 0, 0, 0, 0, 0], "float32")
+def _factors(place: str, alpha: float, beta: float) -> Tensor:
+    return paddle.to_tensor([alpha, 0, 0, 0, beta, 0, 0, 0], "float32")
 
 
-def factors() -> int:
-    """Return the address of `_factors` on the present device."""
-    return _factors(str(paddle.framework._current_expected_place())).data_ptr()
+def factors(alpha: float = 1.0, beta: float = 0.0) -> int:
+    """Return where a grouped GEMM finds alpha and, 16 bytes behind it, beta on the present device."""
+    return _factors(str(paddle.framework._current_expected_place()), alpha, beta).data_ptr()
 
 
 # what a grouped GEMM reads
@@ -120,7 +128,8 @@ class Group(NamedTuple):
     ) -> None:
         offsets = [self.begins.get(matrix.shape[1], 0) for matrix in (a, b, d)]  # not read for weights
         exact = backward or isinstance(a, float8_experts.BlockOperand)
-        given = transa, transb, self.experts, self.counts, *offsets, factors(), rt.stream, accumulate, exact
+        of_sum = factors(beta=float(accumulate))
+        given = transa, transb, self.experts, self.counts, *offsets, of_sum, rt.stream, accumulate, exact
         rt.te.grouped_gemm(a.native, b.native, d.native, *given, *map(float8_experts.scale_inv, (a, b)))
 
     def forward(self, rt: Recorder, x: Grouped, weight: Grouped, y: Matrix, accumulate: bool = False) -> None:

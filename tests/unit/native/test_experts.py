@@ -32,18 +32,20 @@ def shown(address, shape, ragged, dtype=BF16, columnwise=0, scale_inv=0):
     return of | ({"7": [COUNTS, int(I64), [EXPERTS]], "9": [ragged, int(I64), [EXPERTS + 1]]} if ragged else {})
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("added", ["nothing", "D", "C"])
 @pytest.mark.parametrize("kind", GEMMS)
-def test_grouped_gemm(fake, kind, accumulate):
+def test_grouped_gemm(fake, kind, added):
     transa, transb, *shapes = GEMMS[kind]
     tensors = [fake.te.Tensor(0x1000 * (i + 1), shape, BF16) for i, shape in enumerate(shapes)]
-    given = COUNTS, *OFFSETS, FACTORS, fake.stream, accumulate, True
-    fake.te.grouped_gemm(*tensors, transa, transb, EXPERTS, *given)
+    given = COUNTS, *OFFSETS, FACTORS, fake.stream, added == "D", True
+    c = fake.te.Tensor(0x9000, shapes[2], BF16) if added == "C" else None
+    fake.te.grouped_gemm(*tensors, transa, transb, EXPERTS, *given, C=c)
     ragged = [OFFSETS[0] * transb, OFFSETS[1], OFFSETS[2] * (not transb)]
     a, b, d = (shown(0x1000 * (i + 1), shape, ragged[i]) for i, shape in enumerate(shapes))
-    one, beta = ({"0": [address, int(F32), [1]]} for address in (FACTORS, FACTORS + (0 if accumulate else 16)))
+    alpha, beta = ({"0": [address, int(F32), [1]]} for address in (FACTORS, FACTORS + 16))
+    sums = {"nothing": None, "D": d, "C": shown(0x9000, shapes[2], ragged[2])}
     spaces = {"0": [0xA000000, 0, [SETUP]]}, {"0": [0xA000000 + SETUP, 0, [GEMM]]}
-    expected = [a, int(transa), b, int(transb), d if accumulate else None, d, one, beta, *spaces, {"4": 1}, STREAM]
+    expected = [a, int(transa), b, int(transb), sums[added], d, alpha, beta, *spaces, {"4": 1}, STREAM]
     assert fake.calls() == [["nvte_grouped_gemm", *expected]]
     assert fake.allocated == [SETUP + GEMM]
 
