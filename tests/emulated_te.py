@@ -565,6 +565,8 @@ def launch(kernel, grid, block, shared, stream, *arguments):
         column_sums,
         pack,
         unpack,
+        mirror,
+        transpose_tiles,
     )
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
 
@@ -838,6 +840,21 @@ def unpack(dtype, grid, *arguments):
             values[...] = (place.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
 
 
+def mirror(dtype, grid, upper, out, n, rows):
+    """kernels/newton_schulz.cu."""
+    out = at(out, (n, n), dtype)
+    for first in range(0, n, rows):
+        block = at(upper, (rows, n - first), dtype)
+        out[first : first + rows, first:], out[first:, first : first + rows] = block, block.T
+        out[first : first + rows, first : first + rows] = block[:, :rows]
+        upper += block.nbytes
+
+
+def transpose_tiles(dtype, grid, x, out, rows, cols):
+    """kernels/newton_schulz.cu."""
+    at(out, (cols, rows), dtype)[...] = at(x, (rows, cols), dtype).T
+
+
 def _rsigma(values, epsilon):
     return 1 / np.sqrt((values**2).mean(1) + epsilon)
 
@@ -1049,6 +1066,7 @@ def install(setattr=setattr):
         latent,
         low_rank,
         mxfp8,
+        newton_schulz,
         qk_norm,
         rmsnorm,
         rope,
@@ -1078,6 +1096,7 @@ def install(setattr=setattr):
         latent,
         low_rank,
         mxfp8,
+        newton_schulz,
         qk_norm,
         rmsnorm,
         rope,

@@ -6,7 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te import native
 from paddle_te.ops import get_ops, newton_schulz
+from paddle_te.ops.te import kernel_choice
 from tests import emulated_te
 
 STEPS, FACTOR = 5, 12.8
@@ -50,10 +52,26 @@ def test_te_refuses_float32(monkeypatch):
         get_ops("transformer_engine").newton_schulz([paddle.ones([2, 2])], STEPS, FACTOR)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_tes_gemms_are_the_polynomial(shape, seed, monkeypatch):
+# shape, the block rows of a symmetric product at least, native calls of a step of two matrices
+WAYS = {
+    "singly": ((24, 41), 2048, {"gemm": 6}),
+    "singly, tall": ((41, 24), 2048, {"gemm": 6}),
+    "a vector": ((1, 8), 2048, {"gemm": 6}),
+    "grouped": ((24, 40), 2048, {"grouped_gemm": 3}),
+    "grouped, tall": ((40, 24), 2048, {"grouped_gemm": 3}),
+    "grouped, square": ((32, 32), 2048, {"grouped_gemm": 3}),
+    "symmetric": ((192, 256), 64, {"gemm": 14}),
+    "symmetric, tall": ((256, 128), 64, {"gemm": 10}),
+    "symmetric, square": ((128, 128), 64, {"gemm": 10}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tes_gemms_are_the_polynomial(way, seed, monkeypatch):
     """In bfloat16, on the emulated library; the CPU has no division in bfloat16, so that pd's makes the norm 1."""
+    shape, height, calls = WAYS[way]
     emulated_te.install(monkeypatch.setattr)
+    monkeypatch.setattr(kernel_choice, "BLOCK_ROWS", height)
 
     def normalized(matrices):
         return newton_schulz.normalized([matrix.astype("float32") for matrix in matrices]).astype("bfloat16")
@@ -62,7 +80,19 @@ def test_tes_gemms_are_the_polynomial(shape, seed, monkeypatch):
     matrices = np.random.default_rng(seed).standard_normal((2, *shape)).astype("float32")
     tensors = [paddle.to_tensor(matrix).astype("bfloat16") for matrix in matrices]
     got = get_ops("transformer_engine").newton_schulz(tensors, STEPS, FACTOR)
+    counts = native.load().counts()
+    for name, number in calls.items():
+        assert sum(n for (kernel, _), n in counts.items() if kernel == name) == STEPS * number
     assert got.shape == [2, *shape] and got.dtype == paddle.bfloat16
     for tensor, result in zip(tensors, got.astype("float32").numpy(), strict=True):
         want = reference(tensor.astype("float32").numpy())
         assert 1e-3 < relative(result, want) < 0.05  # 100 seeds: 0.007 to 0.028
+
+
+def test_which_way_is_taken():
+    """Llama-3-8B's and Qwen3-30B-A3B's matrices."""
+    blocks, grouped = kernel_choice.newton_schulz_blocks, kernel_choice.groups_newton_schulz
+    assert [blocks(*shape) for shape in ((14336, 4096), (4096, 4096), (8192, 28672), (5120, 5120))] == [2, 2, 4, 2]
+    assert [blocks(*shape) for shape in ((1024, 4096), (2048, 768), (4100, 4100), (7168, 7168))] == [1, 1, 1, 2]
+    assert grouped(2, 1024, 4096) and grouped(128, 2048, 768)
+    assert not (grouped(1, 1024, 4096) or grouped(2, 1020, 4096) or grouped(2, 4096, 4096))
