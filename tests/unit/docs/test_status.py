@@ -93,6 +93,16 @@ def test_a_report_is_added_up_by_test(report):
     assert results["tests/gpu/test_b.py"]["H100"]["date"] == "2030-01-01", "which was only skipped"
 
 
+def test_a_failure_is_forgotten_where_the_test_is_skipped_now(report):
+    kept = {"2 × H100": {"passed": 1, "failed": 0}}
+    results = {"tests/gpu/test_b.py": {"2 × H100": {"passed": 0, "failed": 1}, "H200": {"passed": 0, "failed": 1}}}
+    assert status.add(results, ["tests/gpu/test_b.py"], report, "abc") == []
+    assert results == {"tests/gpu/test_b.py": {"H200": {"passed": 0, "failed": 1}}}
+    results = {"tests/gpu/test_b.py": kept}
+    status.add(results, ["tests/gpu/test_b.py"], report, "abc")
+    assert results == {"tests/gpu/test_b.py": kept}
+
+
 def test_marks(report):
     results = {}
     row = dict(passed=2, failed=0, skipped=0, date="2030-01-01T10:00", commit="0123456789")
