@@ -16,8 +16,9 @@
 # over 20 steps; by default it is 0.01, for states 0.003, for base and stored 0.005. seeds leaves pairs.json instead of loss.png and
 # summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base 150), BATCH
 # (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions, recipes and
-# base, by default only delayed; RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45")
-# may be set. The weights that base begins with are those of START_STEPS (300) steps of pretraining on the same text.
+# base, by default only delayed; RECIPES="delayed current block" makes three), SPLIT (as --split) and SEEDS (of seeds, by
+# default "42 43 44 45") may be set. The weights that base begins with are those of START_STEPS (300) steps of pretraining
+# on the same text.
 # With AT_ONCE=1 all runs of precisions, recipes, states, stored and base, and the two of each seed, share the GPU at the
 # same time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
@@ -39,7 +40,7 @@ common=(--tokenizer_name_or_path "$data/tokenizer" --gradient_accumulation_steps
   --bf16 true --fp16_opt_level O2 --amp_master_grad true --do_train true --device nvgpu --disable_tqdm true
   --report_to none)
 pretraining=(--model_name_or_path "${MODEL:-llama-125m}" --input_dir "$data" --max_seq_length "$sequence"
-  --min_learning_rate 2e-5 --split 949,50,1)
+  --min_learning_rate 2e-5 --split "${SPLIT:-949,50,1}")
 one_step=(--max_steps 1 --save_steps 1 --per_device_train_batch_size "$batch")
 all_steps=(--max_steps "$steps" --save_strategy no)
 te=(--transformer_engine_backend "${BACKEND:-transformer_engine}") none=(--transformer_engine_backend none)

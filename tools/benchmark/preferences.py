@@ -1,4 +1,4 @@
-"""The runs of throughput.py that tune on preferences (DPO): ours, and those of Hugging Face's TRL on the same pairs."""
+"""The runs of throughput.py that tune on preferences (DPO, KTO), and those of Hugging Face's TRL on the same pairs."""
 
 import json
 import statistics
@@ -22,6 +22,7 @@ DEFINITION = (
     f"Lengths are log-normal (sigma {SPREAD:g}; median {MEDIAN_QUESTION} tokens for questions, {MEDIAN_ANSWER} for "
     "answers) and at most an eighth of a row. Ours pack pairs into rows of the sequence's length, and each answer "
     "stands behind its question. tokens/s count the tokens of both answers and their questions, padding left out. "
+    "KTO has the same pairs taken apart: a sample is an answer and, for the KL, its question with the answer before. "
     "TRL pads a batch's answers to the longest; its runs have `batch` pairs in a micro-batch, about as many in a step "
     "as ours, PyTorch's SDPA, and gradient checkpointing where `recompute` says full. TRL 1.16 has its padding-free "
     "batches switched off."
@@ -60,6 +61,21 @@ class Preferences(Finetuning):
         """train.json: the pairs of words."""
         folder.mkdir()
         write_pairs(folder / "train.json", self.size.dims.sequence, self.size.vocabulary)
+
+
+@dataclass(frozen=True)
+class SingleAnswers(Preferences):
+    """llm/llama/run_kto.py on the same pairs, taken apart: the better answers are wanted, the worse ones are not."""
+
+    job: ClassVar[str] = "kto"
+    script: ClassVar[Path] = Path(__file__).with_name("random_answers.py")
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each answer, of the one before behind the same question, and 1."""
+        lengths = lengths_of_pairs(self.size.dims.sequence)
+        answers = lengths[:, 1:].ravel()
+        return 2 * np.repeat(lengths[:, 0], 2) + answers + np.roll(answers, 1) + 3
 
 
 def write_pairs(path: Path, row: int, vocabulary: int) -> None:

@@ -69,10 +69,10 @@ def test_tokens_are_those_of_the_data_ranks():
 
 def test_all_runs_are_possible(tmp_path, monkeypatch):
     """The launcher takes each one's arguments, and run_pretrain's flags come through."""
-    from paddle_te.launch import dpo, finetune, pretrain
+    from paddle_te.launch import dpo, finetune, kto, pretrain
     from paddle_te.launch.plan import make_plan
 
-    jobs = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo}
+    jobs = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo, "kto": kto}
     monkeypatch.setattr(throughput.finetuning.Finetuning, "_write_weights", lambda self, path: path.touch())  # 13 GB
     for name, run in (throughput.OUR_RUNS | throughput.FINETUNING_RUNS | throughput.PREFERENCE_RUNS).items():
         devices = [str(number) for number in range(run.gpus)]
@@ -96,6 +96,15 @@ def test_trl_gets_the_pairs_of_our_runs(tmp_path):
     pair = json.loads(open(settings["pairs"]).readline())
     tokens = 2 * len(pair["prompt"].split()) + len(pair["chosen"].split()) + len(pair["rejected"].split()) + 2
     assert tokens == (ours.tiny.lengths - 1)[0]
+
+
+def test_kto_counts_each_answer_beside_the_one_before():
+    """As many tokens as the data set makes of the same pairs, but for the end of each answer, which is no input."""
+    run = throughput.PREFERENCE_RUNS["kto-qwen2.5-7b-x1-fp8-base"]
+    question, better, worse = throughput.preferences.lengths_of_pairs(8192)[0]
+    before = throughput.preferences.lengths_of_pairs(8192)[-1, 2]
+    assert list(run.lengths[:2]) == [2 * question + better + before + 3, 2 * question + worse + better + 3]
+    assert len(run.lengths) == 2 * throughput.preferences.PAIRS
 
 
 @pytest.mark.parametrize("capacity", [None, 100 * GIB])
