@@ -3,8 +3,8 @@
     python tools/notebook.py          write it
     python tools/notebook.py --run    run its cells as Jupyter does, without Jupyter
 
-A block of commands is a cell of %%commands, which the first cell defines; a block that the page marks as not tested
-stays text. A comment `<!-- notebook: CODE -->` of the page is a cell of Python.
+A block of commands becomes a cell of %%commands, which the first cell defines. A block that the page marks as not
+tested stays text. A comment `<!-- notebook: CODE -->` becomes a cell of Python.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def notebook(page: str) -> dict[str, Any]:
 
 
 def written() -> str:
-    """Return what stands in the notebook's file."""
+    """Return the text of the notebook's file."""
     return json.dumps(notebook(PAGE.read_text(encoding="utf-8")), indent=1, ensure_ascii=False) + "\n"
 
 
 def run(path: Path) -> None:
-    """Run a notebook's cells one after another in one namespace. Raise what a cell raises."""
+    """Run a notebook's cells one after another in one namespace; a cell's exception ends the run."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])

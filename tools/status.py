@@ -4,8 +4,8 @@
     python tools/status.py add REPORT... --commit COMMIT      take in reports of pytest --junitxml, then write the page
     python tools/status.py tests [cpu emulated gpu gpus]      name the tests that the page asks for
 
-tests/status.toml says which tests show that a feature works, tests/status.json how each of them ended last. A report
-tells on which GPUs it ran (tests/gpu/conftest.py). Give it whole files: a test that was left out is not missed.
+tests/status.toml says which tests show that a feature works. tests/status.json says how each test ended last. A report
+names the GPUs on which it ran (tests/gpu/conftest.py). Give it whole files: nothing reports a case that was left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ of `tests/status.toml`.
 
 @dataclass(frozen=True)
 class Feature:
-    """A row of the page: its tests by tier, results of other runs, and tiers in which there is nothing to run."""
+    """A row of the page: its tests by tier, its trainings and measurements, and tiers without anything to run."""
 
     area: str
     name: str
@@ -68,12 +68,12 @@ class Feature:
 
 
 class Run(NamedTuple):
-    """Where and when something ran last, and how many of its cases failed; `missing` tests have never run there."""
+    """Where and when a feature ran last, how many cases failed there, and how many of its tests never ran there."""
 
     tier: str
     cards: str  # "CPU", "H200", "2 × H200"
-    date: str  # and time, where it is known; "" where it was not recorded, and so
-    commit: str
+    date: str  # with the time, where it is known; "" where it was not recorded
+    commit: str  # "" where it was not recorded
     failed: int = 0  # cases
     ran: int = 0  # cases
     missing: int = 0  # tests
@@ -81,7 +81,7 @@ class Run(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How many cases of a test ended in which way."""
+    """How many cases of a test passed, failed and were skipped."""
 
     passed: int
     failed: int
@@ -130,7 +130,7 @@ def of_cards(name: str, count: int | None) -> str:
 
 
 def measured(path: str) -> Run:
-    """Return the run that a result in benchmarks/ describes; its page is what the cell links."""
+    """Return the run that a result in benchmarks/ describes; the cell links the result's page."""
     result = json.loads((ROOT / path).read_text(encoding="utf-8"))
     hardware, page = result["hardware"], Path(path).with_suffix(".md")
     cards = of_cards(hardware["name"], hardware.get("gpus"))
@@ -179,7 +179,7 @@ def count(cases: dict[str, str], test: str) -> Count:
 
 
 def add(results: Results, wanted: Iterable[str], report: Report, commit: str) -> list[str]:
-    """Put a report's tests in the place of what is known of them; return those that ran."""
+    """Replace the earlier results of a report's tests; return the tests that ran."""
     ran = []
     for test in wanted:
         counts = count(report.cases, test)
@@ -193,7 +193,7 @@ def add(results: Results, wanted: Iterable[str], report: Report, commit: str) ->
 
 
 def tested(tests: list[str], tier: str, results: Results) -> list[Run]:
-    """Return the last run of a tier's tests on each kind of hardware: of several, the oldest one's date."""
+    """Return the last run of a tier's tests on each kind of hardware, with the date of the oldest result."""
     on_gpus = tier.startswith("gpu")
     kinds = {cards for test in tests for cards in results.get(test, {}) if (cards != CPU) == on_gpus}
     runs = []
@@ -201,7 +201,7 @@ def tested(tests: list[str], tier: str, results: Results) -> list[Run]:
         rows = [results[test][cards] for test in tests if cards in results.get(test, {})]
         oldest = min(rows, key=lambda row: str(row["date"]))
         passed, failed = (sum(int(row[how]) for row in rows) for how in ("passed", "failed"))
-        kind = cards.split("× ")[-1] if tier == "gpu" else cards  # a test of one GPU where there are several
+        kind = cards.split("× ")[-1] if tier == "gpu" else cards  # a test of one GPU on a machine with several
         date, commit = str(oldest["date"]), str(oldest["commit"])
         runs.append(Run(tier, kind, date, commit, failed, passed + failed, len(tests) - len(rows)))
     return runs
@@ -272,7 +272,7 @@ def anchor(heading: str) -> str:
 
 
 def never(areas: dict[str, list[Feature]], results: Results) -> str:
-    """Return the list of what ran on no GPU, though it could."""
+    """Return the list of features that could run on a GPU and never did."""
     lines = []
     for area, features in areas.items():
         found = [each for each in features if not {PASSED, FAILED} & {signs(each, results)[t] for t in ("gpu", "gpus")}]

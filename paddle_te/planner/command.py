@@ -1,10 +1,10 @@
 """Find the layouts in which a model fits and trains fastest on so many GPUs: paddle-te plan MODEL --gpus N.
 
-MODEL is a name or a folder with config.json. Memory and time are computed for all layouts (tensor and pipeline
-parallelism, sharding, recompute, micro-batches), where all weights are trained or, with --lora_rank, an adapter alone,
-and nothing is run. The command prints the fastest layouts that fit, with their memory by part, why the others do not
-fit, and the command line that trains with the best one. What was measured on H200s differed by at most 1.8 % in memory
-and 7 % in time (docs/guides/plan.md).
+MODEL is a name or a folder with config.json. The command computes memory and time of all layouts (tensor and pipeline
+parallelism, sharding, recompute, micro-batches) and runs nothing. All weights are trained, or with --lora_rank only an
+adapter. It prints the fastest layouts that fit, with their memory by part, why the others do not fit, and the command
+line that trains with the best one. Measurements differed by at most 1.8 % in memory and 8 % in time
+(docs/guides/plan.md).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _states(layout: Job) -> str:
 
 
 def _measured(plan: Plan, model: Model, gpu: Gpu) -> str:
-    """The tokens/s that were measured of a layout; else where layouts of the same kind ran."""
+    """Return a layout's measured tokens/s; if it never ran, the GPUs on which layouts of its kind ran."""
     if speed := speed_of(model, plan.layout, gpu):
         return f"{speed:,.0f} tokens/s"
     where = [] if model.idle else ran_on(plan.layout)
@@ -215,7 +215,7 @@ def _measured(plan: Plan, model: Model, gpu: Gpu) -> str:
 
 
 def _notes(plans: list[Plan]) -> list[str]:
-    """What a user gives up for the layouts of a table."""
+    """Return the lines that say what a user gives up for the layouts of a table."""
     said = list(dict.fromkeys(each for plan in plans for each in costs(plan.layout)))
     if not said:
         return []
@@ -283,7 +283,7 @@ def _what_to_change(name: str, layout: Job) -> str:
 
 
 def _launched_model(name: str, layout: Job) -> str:
-    """The model as a command names it: fine-tuning wants a folder, of which a known name has none."""
+    """Return the model as a command names it: fine-tuning needs a folder, for which MODEL stands."""
     return MODEL if layout.tunes and not Path(name).expanduser().is_dir() else name
 
 

@@ -49,7 +49,7 @@ def frozen_of(model: Model, patterns: Iterable[str] | None) -> Frozen:
 
 
 def check_patterns(model: Model, patterns: Sequence[str]) -> None:
-    """Raise ValueError for patterns of --freeze of which one is in no weight's name, or which are in all."""
+    """Raise ValueError if one pattern of --freeze matches no weight's name, or if the patterns match all names."""
     from paddle_te.weights import frozen
 
     if model.spec is not None:

@@ -1,7 +1,7 @@
 """What a GPU has and what it reaches.
 
-The H200's numbers were measured with this project (benchmarks/). Whole steps on H100s were compared with what the
-planner computes from numbers that were carried over.
+The H200's numbers were measured with this project (benchmarks/). Most of the H100's are copies of the H200's. The
+planner's results with them were compared with whole steps on H100s.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Gpu:
     bucket: float = number("bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
 
     def is_called(self, name: str) -> bool:
-        """Whether the driver's name is of such a GPU: a GH200 is no H200, and an H100 NVL has more memory."""
+        """Return whether a driver's name means this GPU: a GH200 is no H200, and an H100 NVL has more memory."""
         return re.search(rf"\b{self.title}\b(?! NVL)", name) is not None
 
 
@@ -108,10 +108,10 @@ GPUS = {"h200": _H200, "h100": _H100}
 
 
 def called(names: Collection[str]) -> str | None:
-    """The name among GPUS of those whose driver says these names; None for none, or others."""
+    """Return the name of GPUS for which a driver has these names; None without a GPU and for other GPUs."""
     return next((key for key, gpu in GPUS.items() if names and all(map(gpu.is_called, names))), None)
 
 
 def at_hand() -> str:
-    """The name among GPUS of the GPUs of this machine; where there are none, or others, the first one."""
+    """Return the name of GPUS for this machine's GPUs; the first of GPUS without a GPU and for other GPUs."""
     return called(nvidia.names(nvidia.listing())) or next(iter(GPUS))

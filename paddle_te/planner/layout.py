@@ -95,7 +95,7 @@ def over_tensor_ranks(job: Job, tp: int) -> Job:
 
 
 def by_flag(words: Mapping[str, object]) -> dict[str, Any]:
-    """Return {flag: value} of what may be in _SHORT's words; lists, as JSON has them, are tuples."""
+    """Return {flag: value} of words that may be _SHORT's; JSON's lists become tuples."""
     return {_SHORT.get(name, name): tuple(value) if isinstance(value, list) else value for name, value in words.items()}
 
 

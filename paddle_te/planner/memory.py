@@ -1,9 +1,9 @@
 """The greatest memory of a training step, by part.
 
-What te keeps of a layer for its backward is written out below, tensor by tensor; that it is so many bytes and no more
-was seen in the peaks of Paddle's allocator on H200s (tests/unit/planner compares with all of them). Sources: sequence
-parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 4; sharding Rajbhandari et al. 2020
-(arXiv:1910.02054), 3.
+The functions below list the tensors that te keeps of a layer for its backward. The peaks of Paddle's allocator on
+H200s confirm the sums (tests/unit/planner compares with all of them). Sources: Korthikanti et al. 2022
+(arXiv:2205.05198), 4, for sequence parallelism and pipelines in flight; Rajbhandari et al. 2020 (arXiv:1910.02054), 3,
+for sharding.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from paddle_te.planner.skipped import mean_of_layers
 
 MXFP8 = 33 / 32  # bytes of a number: one, and for 32 together one more
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim/calls.h)
-# GB that NCCL keeps of a card, by how ranks share the work: measured on two H100s, each kind by itself, as what the
-# driver said beyond Paddle's allocator and the 0.7 GB of one card (benchmarks/planned/2026-11-25_h100x2_overhead.md)
+# GB of a card that NCCL keeps by kind of parallelism, measured on two H100s one kind at a time: the driver's
+# count less Paddle's allocator and the 0.7 GB of a run on one card (benchmarks/planned/2026-11-25_h100x2_overhead.md)
 COMMUNICATORS = {"data": 1.4, "pipeline": 1.8, "sharding": 1.8, "experts": 1.8, "sequence": 2.3, "tensor": 2.4}
 FURTHER_KIND = 0.5  # GB more for each further kind in the same layout; assumed
-# What a router keeps of a token: its input in float32; and for each expert logits, scores, probabilities and places
+# Bytes that a router keeps of a token: each number of its input in float32; and for each expert logits, scores,
+# probabilities and places
 ROUTER_BYTES, ROUTE_BYTES = 4, 24
 LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU at the moment of a step when it has most.
+    """Bytes of one GPU at the moment of a step when they are most.
 
-    gradients: those that are there then. working: what the loss, lm_head's backward or a layer's backward needs for
-    a moment.
+    gradients: those that exist at that moment. working: temporary tensors of the loss, of lm_head's backward or of a
+    layer's backward.
     """
 
     weights: float
@@ -55,7 +56,7 @@ class Memory:
 
 
 class Moment(NamedTuple):
-    """Of a Memory, what a step does not have all the time."""
+    """The parts of a Memory that change during a step."""
 
     gradients: float
     fp8_weights: float
@@ -66,10 +67,10 @@ class Moment(NamedTuple):
 def memory_of_step(model: Model, layout: Job, rank: int | None = None) -> Memory:
     """Return the memory of the pipeline stage that needs most.
 
-    It is the first, which keeps most micro-batches, or the last, which has the head, or where layers at the ends are
-    not in fp8 perhaps the second.
+    That is the first stage, which keeps most micro-batches, or the last, which has the head. If layers at the ends are
+    not in fp8 it may be the second.
 
-    rank: of those that share the weights; None: the one that has most.
+    rank: one of the ranks that share the weights; None: the rank that has most.
     """
     stages = {0, layout.pp - 1}
     if model.experts and max(layout.ep, layout.tp) > 1:
@@ -85,9 +86,9 @@ def _of_a_rank(model: Model, ep: int, by_all_to_all: bool, tp: int) -> Model:
 
 
 def releases_gradients(layout: Job) -> bool:
-    """Whether a step's gradients are gone before the next one begins.
+    """Return whether a step's gradients are freed before the next step begins.
 
-    One process lets those in bf16 go (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients go with
+    One process frees gradients in bf16 (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients are freed with
     --release_grads and in sharding stage 3, where a rank's parts are new in each step
     (`upstream.stage3_gradients`).
     """
@@ -97,10 +98,9 @@ def releases_gradients(layout: Job) -> bool:
 
 
 def lacking(memory: Memory, model: Model, layout: Job, gpu: Gpu) -> float:
-    """Bytes that a GPU has too little for it; where it fits, 0 or less.
+    """Return the bytes that a GPU lacks for a Memory; 0 or less if it fits.
 
-    Paddle's allocator cannot join the free pieces that it has, so that there must be room for one more of the largest
-    tensors, the logits.
+    Paddle's allocator cannot join its free pieces, so there must be room for the largest tensor, the logits, once more.
     """
     logits = 0 if layout.use_fused_linear_cross_entropy else 2 * layout.tokens * model.vocabulary / layout.tp
     return memory.total + logits - (gpu.memory - communicators(layout)) * 1e9
@@ -121,7 +121,7 @@ def communicators(layout: Job) -> float:
 
 
 def fits(memory: Memory, model: Model, layout: Job, gpu: Gpu) -> bool:
-    """Whether a GPU has room for it."""
+    """Return whether a GPU has room for a Memory."""
     return lacking(memory, model, layout, gpu) <= 0
 
 
@@ -140,7 +140,7 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
             weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
     if layout.second_model:  # whole on each rank
         weights += 2 * local
-    # of the experts that are on other ranks these keep the states: all of them share all experts' evenly
+    # sharding ranks share the states of all experts evenly, also of the experts on other ranks
     elsewhere = model.layers / layout.pp * model.experts * (layout.ep - 1)
     own = own_elements(model, layout, trained + elsewhere, rank)
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
@@ -166,15 +166,15 @@ def trained_elements(model: Model, layout: Job, local: float) -> float:
 
 
 def adapted(model: Model, layout: Job) -> list[Gemm]:
-    """The GEMMs of a layer with low-rank products beside them."""
+    """Return the GEMMs of a layer that have low-rank products."""
     return [gemm for gemm in model.gemms if layout.adapts(gemm.part)]
 
 
 def _moments(model: Model, layout: Job, stage: int, gradients: float, frozen: Frozen) -> Iterator[Moment]:
-    """Return what a stage has in a step's last micro-batch when it has much.
+    """Yield a stage's candidates for the greatest memory, all in a step's last micro-batch.
 
-    At the loss, in lm_head's backward, in the last layer's backward, in the first layer's, and in the optimizer's
-    step. gradients: bytes of all that it keeps.
+    They are the loss, lm_head's backward, the last layer's backward, the first layer's, and the optimizer's step.
+    gradients: bytes of all gradients that the stage keeps.
     """
     first, last = stage == 0, stage == layout.pp - 1
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
@@ -216,13 +216,13 @@ def _moments(model: Model, layout: Job, stage: int, gradients: float, frozen: Fr
 
 
 def _moments_of_the_head(model: Model, layout: Job, waiting: Moment, head: float) -> Iterator[Moment]:
-    """The loss, and lm_head's backward, while all activations wait.
+    """Yield the Moments of the loss and of lm_head's backward, while all activations wait.
 
-    In chunks the loss has its gradients, too, and adds lm_head's up in float32; backward multiplies them by the
-    loss's, in float32.
+    In chunks the loss also computes its gradients, and adds lm_head's up in float32. Backward multiplies them by the
+    loss's gradient, in float32.
 
-    There are lm_head's input, which is the output of the norm before it, and the gradient of that, which all tensor
-    parallel ranks have whole. head: elements of its weight whose gradient there is.
+    All tensor parallel ranks have lm_head's input, the output of the last norm, and its gradient whole. head: elements
+    of lm_head's weight that have a gradient.
     """
     logits = model.vocabulary * layout.tokens / layout.tp
     states = model.hidden * layout.tokens
@@ -239,18 +239,18 @@ def _moments_of_the_head(model: Model, layout: Job, waiting: Moment, head: float
 
 
 def new_gradients(model: Model, layout: Job) -> float:
-    """Return bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP.
+    """Return the bytes of the gradients that a layer's backward makes at once: those of the MLP's two GEMMs.
 
-    They exist before they take their place or are used up. GEMMs add to main gradients; of an MLP in chunks
-    `backward_of_a_layer` counts them.
+    They exist until they are added or used up. There are none with main gradients, to which GEMMs add.
+    `backward_of_a_layer` counts those of an MLP in chunks.
     """
     return 0 if layout.amp_master_grad or layout.mlp_in_chunks or layout.lora else 2 * model.mlp_weights / layout.tp
 
 
 def own_elements(model: Model, layout: Job, local: float, rank: int | None = None) -> float:
-    """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most.
+    """Return the number of a stage's `local` weights whose optimizer states a sharding rank holds.
 
-    Stage 2 leaves each weight whole, stages 1 and 3 divide all evenly.
+    rank: None: the rank that holds most. Stage 2 leaves each weight whole, stages 1 and 3 divide all evenly.
     """
     if layout.sharding_ranks == 1 or layout.stage != 2 or layout.pp > 1 or layout.lora:  # adapters are many and small
         return local / layout.sharding_ranks
@@ -262,8 +262,8 @@ def own_elements(model: Model, layout: Job, local: float, rank: int | None = Non
 def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, ...]:
     """Return the elements of each sharding rank's weights in stage 2.
 
-    Paddle's GroupShardedOptimizerStage2 gives each weight, in the model's order, to the first of those ranks that
-    have fewest elements by then.
+    Paddle's GroupShardedOptimizerStage2 goes through the weights in the model's order and gives each to the rank that
+    has fewest elements so far, the first of equals.
     """
     shares = [0.0] * ranks
     for weight in whole_weights(model, tp):
@@ -272,16 +272,16 @@ def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, .
 
 
 def gradient_bytes(layout: Job) -> float:
-    """A parameter that a rank keeps the gradient of.
+    """Return the bytes of a gradient for each parameter.
 
-    Stage 1 with overlap has them in float32. paddle.DataParallel copies bf16 gradients into buffers of its own.
+    Stage 1 with overlap keeps gradients in float32. paddle.DataParallel copies bf16 gradients into its own buffers.
     """
     each = 4 if layout.amp_master_grad or layout.overlaps else 2
     return each + (2 if layout.replicas > 1 and not layout.amp_master_grad and not layout.shards_gradients else 0)
 
 
 def state_bytes(layout: Job) -> float:
-    """A parameter: its master weight and AdamW's two moments; with Muon one, `more_moments` has the others."""
+    """Return the bytes a parameter of master weight and moments: AdamW's two, or Muon's one (see `more_moments`)."""
     moments = 1 if layout.optim == "muon" else 2
     return MASTER_WEIGHTS[layout.master_weights] + moments * MOMENTS[layout.optim_moments]
 
@@ -294,32 +294,32 @@ def more_moments(model: Model, layout: Job, elements: float) -> float:
 
 
 def states_on_device(local: float, layout: Job) -> float:
-    """Of so many weights that a rank has states of, those whose states are on the device at a time."""
+    """Return the number of a rank's `local` weights whose states are on the device at a time."""
     moved = layout.share_on_host * local
     return local - moved + min(moved, OFFLOADED_AT_ONCE)
 
 
 def states_on_host(model: Model, layout: Job) -> float:
-    """Bytes of the optimizer's states that a rank has in host memory, on average over the pipeline's stages."""
+    """Return the bytes of optimizer states that a rank has in host memory, on average over the pipeline's stages."""
     local = model.parameters / (layout.tp * layout.pp * layout.sharding_ranks)
     return layout.share_on_host * state_bytes(layout) * local
 
 
 def fp8_copies_of_the_head(model: Model, layout: Job, last: bool) -> float:
-    """Return bytes of all tensor parallel ranks' fp8 copies for the last stage's head.
+    """Return the bytes of fp8 copies for the last stage's head, on all tensor parallel ranks.
 
-    They are copies of its weight, and of what --fp8_lm_head keeps of its input.
+    They are copies of the head's weight and, with --fp8_lm_head, of its input.
     """
     of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
-    of_the_input = 0 if layout.lora else model.hidden * layout.tokens  # which the weight's gradient alone needs
+    of_the_input = 0 if layout.lora else model.hidden * layout.tokens  # only the weight's gradient needs it
     return of_the_weight + of_the_input if last and layout.fp8_lm_head else 0
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Job) -> float:
-    """Return bytes of fp8 copies of the GEMMs' weights that are kept.
+    """Return the bytes of the fp8 copies of a layer's weights that are kept.
 
-    For one micro-batch the transposes that dgrad needs, which a GEMM that is computed again makes anew; for several
-    both, from one to the next.
+    With one micro-batch these are the transposes that dgrad needs, unless the GEMM is computed again and makes them
+    anew. With several micro-batches they are data and transposes, kept from one to the next.
     """
     if layout.precision != "fp8" or layout.fp8_base:
         return 0
@@ -333,7 +333,7 @@ def fp8_copies_of_a_layer(model: Model, layout: Job) -> float:
 
 
 def kept_of_a_layer(model: Model, layout: Job) -> float:
-    """Bytes a token that wait for backward, the layer's input included."""
+    """Return the bytes a token that a layer keeps for backward, its input included."""
     h, f = model.hidden, model.ffn
     entry = 2 * h  # the residual of the attention half, from which its norm is computed again
     if layout.recomputed == "full":
@@ -342,8 +342,8 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     if layout.mlp_in_chunks:
         again += ("mlp",)
     statistics = 8 if model.bias else 4  # float32, of a norm
-    # a norm of what a half adds computes its backward from that; where it stands instead of the one before the half,
-    # it keeps as much as that one, and there is none whose output could be computed again
+    # A norm of a half's output keeps that output for its backward. Where it replaces the norm before the half, it keeps
+    # as much as that norm would, and no norm's output can be computed again.
     added = 2 * (2 * h + statistics) if model.norms == "both" else 0
     if model.norms == "after":
         again = tuple(part for part in again if part != "layernorm")
@@ -351,16 +351,16 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
     norm, norm_2 = (0.0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
     norm_2 += of_input["mlp"] * h * (model.copies - 1 if model.idle else 0)  # rows of experts beside the norm's output
     of_attention = 1 if layout.fp8_dpa else 2
-    # with norms of q and k also as the GEMM gives them, from which the norms' backward computes
+    # with norms of q and k the GEMM's output is kept, too, for the norms' backward
     qkv = (of_attention + (2 if model.qk_norm else 0)) * model.qkv
     attention = (
         0 if "core_attn" in again else of_attention * model.context + 4 * model.heads
     )  # its output, the softmax's statistics
-    # in bf16 its input is attention's output, unless that is exchanged for other tokens
+    # in bf16 proj's input is attention's output, which is counted above, unless SEP exchanges it for other tokens
     proj = of_input["attention"] * model.context
     if of_input["attention"] == 2 and "core_attn" not in again and layout.sep == 1:
         proj = 0
-    # latent vectors, before and behind their norms; and two GEMMs cast the hidden states, each for itself
+    # latent vectors, before and after their norms; and two GEMMs each cast the hidden states
     latent = (2 + of_input["attention"]) * model.latent_ranks
     latent += h if model.latent and of_input["attention"] == 1 else 0
     middle = 2 * h  # the residual of the MLP half
@@ -373,9 +373,9 @@ def kept_of_a_layer(model: Model, layout: Job) -> float:
 
 
 def _kept_of_an_input(layout: Job, part: str) -> int:
-    """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone.
+    """Return the bytes of each number of a GEMM's input that wait for the weight's gradient.
 
-    With LoRA the adapter's gradient needs it, in bf16.
+    In fp8 only the transpose is kept. With LoRA the adapter's gradient needs the input in bf16.
     """
     if layout.lora:
         return 2 * layout.adapts(part)
@@ -383,26 +383,25 @@ def _kept_of_an_input(layout: Job, part: str) -> int:
 
 
 def _width(layout: Job, gemm: Gemm) -> int:
-    """Columns of all A of a GEMM's weight side by side."""
+    """Return the columns of all A of a GEMM's weight together."""
     return layout.adapter.rank * len(gemm.outputs)
 
 
 def _packed_factors(model: Model, layout: Job) -> float:
-    """Bytes of a layer's A side by side and its B on a diagonal, which its two low-rank GEMMs of each weight read."""
+    """Return the bytes of a layer's packed factors: each weight's A side by side, and its B on a diagonal."""
     return 2 * sum(_width(layout, gemm) * (gemm.inputs + sum(gemm.outputs)) for gemm in _kept_products(model, layout))
 
 
 def _kept_products(model: Model, layout: Job) -> list[Gemm]:
-    """The GEMMs whose low-rank products keep something: not fc1 where it is computed again alone."""
+    """Return the GEMMs whose low-rank products keep something: without fc1 where recompute names `mlp`."""
     fc1 = ("mlp", "column") if layout.recomputed != "full" and "mlp" in layout.recomputed_modules else None
     return [gemm for gemm in adapted(model, layout) if (gemm.part, gemm.mode) != fc1]
 
 
 def offloaded_bytes(model: Model, layout: Job) -> float:
-    """Return bytes of a layer that move to host memory.
+    """Return the bytes of a layer that move to host memory.
 
-    They are all that the layer keeps, and with it the fp8 copies of its weights where they are made for one
-    micro-batch.
+    They are all that the layer keeps, with one micro-batch also the fp8 copies of its weights.
     """
     copies = fp8_copies_of_a_layer(model, layout) if layout.micro_batches == 1 else 0
     return (kept_of_a_layer(model, layout) * layout.tokens + copies) / layout.tp
@@ -414,13 +413,14 @@ def host_bytes(model: Model, layout: Job) -> float:
 
 
 def backward_of_a_layer(model: Model, layout: Job) -> float:
-    """Return bytes that a layer's backward has for a moment, of all tensor parallel ranks.
+    """Return the temporary bytes of a layer's backward, on all tensor parallel ranks.
 
-    They are the gradients of the activation's output (bf16) and input (fp8 with its transpose, or bf16); with full
-    recompute also what the layer keeps, and where the MLP is computed again fc1's output; of a weight that exists
-    in fp8 only the transposed copy. With LoRA the former gradient finds the room of the activation's output, which
-    fc2's adapter has kept and has used by then, or that output is computed again beside it; and SwiGLU's gradient
-    is there in bf16 and in fp8. Another activation reads what was kept in fp8 when it is in 16 bits again.
+    - the gradients of the activation's output (bf16) and input (fp8 with its transpose, or bf16);
+    - with full recompute all that the layer keeps, and where the MLP is computed again fc1's output;
+    - the transposed copy of a weight that exists in fp8 only;
+    - with LoRA SwiGLU's gradient in both bf16 and fp8. The gradient of the activation's output takes the room of that
+      output, which fc2's adapter has used by then, unless the output is computed again beside it;
+    - for other activations than SwiGLU their input in 16 bits, where it is kept in fp8.
     """
     again, act_again = _kept_again(model, layout), {"mlp", "mlp_act"} & {*layout.recomputed_modules}
     gradients = 2 * model.fc1 + 2 * model.ffn
@@ -440,20 +440,21 @@ def backward_of_a_layer(model: Model, layout: Job) -> float:
 
 
 def _kept_again(model: Model, layout: Job) -> float:
-    """Bytes a token of what a layer keeps that is computed again as a whole, besides its input; else 0."""
+    """Return the bytes a token that full recompute makes again, without the layer's input; 0 without full recompute."""
     if layout.recomputed != "full":
         return 0
     return kept_of_a_layer(model, layout.but(recompute=False)) - 2 * model.hidden
 
 
 def _backward_in_chunks(model: Model, layout: Job, again: float, of_mlp: float) -> float:
-    """The greater of two moments, of a layer whose MLP is taken in chunks.
+    """Return the greater of two moments in the backward of a layer whose MLP is taken in chunks.
 
-    In the MLP: `of_mlp` bytes for each token of a chunk, both weights in fp8 and their gradients in float32; the
-    gradients of its input and output; with full recompute its output, and the copy of its gradient that Paddle makes.
-    In attention: dq, dk and dv before and after they are rotated back, and as above without the gradient of the MLP's
-    output; beside them what attention reads in 16 bits, when what the layer keeps of attention and projection is gone,
-    or attention in fp8 itself, when it is not.
+    In the MLP there are `of_mlp` bytes for each token of a chunk, both weights in fp8, their gradients in float32, and
+    the gradients of the MLP's input and output. Full recompute adds its output and Paddle's copy of its gradient.
+
+    In attention there are dq, dk and dv, before and after they are rotated back, and all of the above except the
+    gradient of the MLP's output. Attention in 16 bits also has its inputs, when the tensors that the layer keeps of
+    attention and projection are freed. Attention in fp8 has its workspace while they still exist.
     """
     h, fp8, full = model.hidden, layout.precision == "fp8", layout.recomputed == "full"
     weights = 2 * model.mlp_weights * fp8 + (0 if layout.amp_master_grad else 4 * model.mlp_weights)

@@ -16,11 +16,11 @@ MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
 
 
 class Gemm(NamedTuple):
-    """Of a decoder layer.
+    """A GEMM of a decoder layer.
 
     part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or "row", or "whole" where
-    each has all of it. inputs: numbers of a token that go in; outputs: those that come out, by what is fused in the
-    weight.
+    each rank has all of it. inputs: numbers of a token that go in. outputs: numbers that come out, for each of the
+    weights that are fused in it.
     """
 
     part: str
@@ -31,20 +31,20 @@ class Gemm(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder: Llama's, with RMSNorm, a gated MLP and grouped key-value heads, or one that differs in what follows.
+    """A decoder. The defaults are Llama's: RMSNorm, a gated MLP and grouped key-value heads.
 
-    Layers are counted as if they were alike: where some have experts, or all, `ffn` is the width of what one token goes
-    through, on average over the layers.
+    All layers count as alike, by their mean. With experts `ffn` is the width that one token uses, on average over the
+    layers.
 
-    tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
-    the norms too. gated: the MLP is. positions: those that are learned. windows: of each layer whose attention is to
-    the last tokens only, how many. qk_norm, latent: AttentionSpec's. norms: LayerSpec's. pipeline: PaddleNLP has a
-    pipeline model of it. spec: what it was made of, which has the weights' names.
-    idle: elements of a layer's experts that a token does not go through, and of its router. copies: rows that a token
-    has in the MLP's first GEMM, one for each of its experts. experts: elements of a layer's experts. sparse: share of
-    the layers that have experts. outputs: numbers that a router gives for a token. vectors: elements of a layer's
-    sinks, and of its biases that neither qkv_bias nor bias tells of and a token goes through. sinks: attention has
-    some.
+    tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all
+    projections have biases, and the norms too. gated: the MLP has a gate. positions: number of learned positions.
+    windows: for each layer with a sliding window, its tokens. qk_norm, latent: AttentionSpec's. norms: LayerSpec's.
+    pipeline: PaddleNLP has a pipeline model of it. spec: the ModelSpec that it was made of, with the weights' names.
+
+    experts: elements of a layer's experts. idle: elements of a layer's experts that a token does not use, and of its
+    router. copies: rows of a token in the MLP's first GEMM, one for each of its experts. sparse: share of the layers
+    that have experts. outputs: numbers that a router gives for a token. vectors: elements of a layer's sinks, and of
+    the biases that a token uses and that qkv_bias and bias do not cover. sinks: attention has sinks.
     """
 
     hidden: int
@@ -182,7 +182,7 @@ class Model:
 
     @cached_property
     def context(self) -> int:
-        """Numbers of what attention gives for a token."""
+        """Numbers of attention's output for a token."""
         return self.heads * self.value_dim
 
     @cached_property
@@ -212,7 +212,7 @@ class Model:
 
     @cached_property
     def active_weights(self) -> int:
-        """Elements of a layer's matrices that a token is multiplied with."""
+        """Elements of a layer's matrices that multiply a token."""
         return self.attention_weights + self.hidden * (self.fc1 + self.ffn)
 
     @cached_property
@@ -222,14 +222,14 @@ class Model:
 
     @cached_property
     def gemms(self) -> tuple[Gemm, ...]:
-        """Those of a layer's weights."""
+        """The GEMMs of a layer's weights."""
         fc1 = (self.ffn,) * (self.fc1 // self.ffn)
         of_mlp = Gemm("mlp", "column", self.hidden, fc1), Gemm("mlp", "row", self.ffn, (self.hidden,))
         return *self.attention_gemms, *of_mlp
 
     @cached_property
     def attention_gemms(self) -> tuple[Gemm, ...]:
-        """Those of attention."""
+        """The GEMMs of a layer's attention."""
         proj = Gemm("attention", "row", self.context, (self.hidden,))
         if self.latent is None:
             return Gemm("attention", "column", self.hidden, (self.q, self.kv // 2, self.kv // 2)), proj
@@ -246,7 +246,7 @@ class Model:
 
     @cached_property
     def latent_ranks(self) -> int:
-        """Numbers of a token's latent vectors, which norms are of; 0 without."""
+        """Numbers of a token's normed latent vectors; 0 without latent attention."""
         return 0 if self.latent is None else self.latent.kv_rank + (self.latent.q_rank or 0)
 
     @cached_property

@@ -11,8 +11,8 @@ from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Model
 
 NEWTON_SCHULZ_STEPS = 5
-# Elements at least whose updates each rank makes orthogonal at a time. Beside them there are the copies that
-# Newton–Schulz works on; with much fewer a large matrix would be alone on the GPU.
+# A rank makes the updates of at least so many elements orthogonal at a time, beside the copies that Newton–Schulz
+# works on. With far fewer the GPU would compute one large matrix at a time.
 CHUNK = 2**27
 # Bytes an element that passes over matrices read and write: momentum 14, norm and division 18, a copy in each step 20,
 # the weight with its remainder 10.

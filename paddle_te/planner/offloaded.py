@@ -1,6 +1,6 @@
 """Choose the weights whose optimizer states lie in host memory, and the pieces in which these are copied.
 
-The optimizer (`optimizer.offloaded_states`) goes by it, and the planner counts by it.
+The optimizer (`optimizer.offloaded_states`) and the planner both use this choice.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SLOTS = OFFLOADED_AT_ONCE // PIECE
 
 
 def spread(sizes: Sequence[float], fraction: float, least: float = LEAST) -> list[bool]:
-    """Which weights have their states on the host, so that it is about `fraction` of all elements.
+    """Return for each weight whether its states lie on the host, so that about `fraction` of all elements do.
 
-    sizes: elements of the weights, in the model's order; those with fewer than `least` stay. Of equally large ones
-    those at equal distances are chosen, so that copies come as evenly as backward goes through the layers.
+    sizes: elements of the weights, in the model's order. Weights with fewer than `least` stay on the device. Among
+    weights of equal size the chosen ones have equal distances, so that copies spread evenly over the backward pass.
     """
     chosen, seen, moved = [False] * len(sizes), 0.0, 0.0
     for size in sorted({*sizes}, reverse=True):

@@ -19,10 +19,10 @@ class Plan:
 
     @cached_property
     def milliseconds(self) -> float:
-        """Of a step."""
+        """The ms of a step."""
         return sum(self.times.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one GPU."""
+        """The tokens that one GPU trains in a second."""
         return self.layout.tokens_per_step / self.milliseconds * 1e3 / self.layout.world

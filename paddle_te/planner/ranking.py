@@ -47,11 +47,11 @@ PRICES = (
         "update in backward: gradients are clipped by the norm of the step before",
     ),
 )
-FURTHER = 1.01  # for each further thing that a layout consists of: of near ties the simplest
+FURTHER = 1.01  # for each further part of a layout, so that near ties go to the simplest
 
 
 def rank(plan: Plan) -> tuple[float, int, float]:
-    """The better first: by time and prices; of equals that which computes least again, then that with less memory."""
+    """Return the key that sorts the better plan first: time and prices, then least recompute, then least memory."""
     layout = plan.layout
     worth = plan.milliseconds * FURTHER ** len(things(layout))
     for price in PRICES:
@@ -60,7 +60,7 @@ def rank(plan: Plan) -> tuple[float, int, float]:
 
 
 def things(layout: Job) -> list[str]:
-    """What a layout has that the simplest one has not."""
+    """Return the names of the parts that a layout adds to the simplest one."""
     has = {
         "TP": layout.tp > 1,
         "PP": layout.pp > 1,

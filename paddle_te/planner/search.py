@@ -88,12 +88,12 @@ def search(
     wanted: Callable[[Job], bool] = lambda layout: True,
     **flags: Any,
 ) -> Search:
-    """The Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
+    """Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
 
-    flags: further fields that all of them have, such as optim_moments. Where they say nothing of the optimizer's
-    states, of what is in host memory, or of an update in backward, it is searched for.
+    flags: further fields that all layouts have, such as optim_moments. The optimizer's states, host memory and the
+    update in backward are searched for unless flags give them.
 
-    Raises ValueError where no layout has so many tokens.
+    Raises ValueError if no layout has so many tokens.
     """
     flags = by_flag(flags)
     if tokens_per_step % sequence:
@@ -126,7 +126,7 @@ def search(
 
 
 def _shown_apart(layout: Job) -> tuple[object, ...]:
-    """What two layouts that share the model alike must differ in to be both in a Search."""
+    """Return a key: two layouts that share the model alike are both in a Search only if their keys differ."""
     computed = layout.recomputed == "full", bool(layout.recomputed_modules)
     return *computed, layout.layers_on_host > 0, layout.share_on_host > 0, *layout.optimizer.values()
 
@@ -134,7 +134,7 @@ def _shown_apart(layout: Job) -> tuple[object, ...]:
 def layouts(
     model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: Any
 ) -> Iterator[Job]:
-    """Those that the launcher accepts; of what is equally fast and large one."""
+    """Yield the layouts that the launcher accepts, one of those that are equally fast and large."""
     for one in _optimizers(layout_of(gpus, sequence, precision=precision, **flags), flags):
         for whole in _model_parallel(model, gpu, one):
             for batch in BATCHES:
@@ -229,10 +229,10 @@ def _states(layout: Job, given: Collection[str]) -> Iterator[dict[str, str]]:
 
 
 def _moved(model: Model, layout: Job, states: float, lack: float, gpu: Gpu, given: Collection[str]) -> Iterator[Job]:
-    """Yield the layout with something in host memory, where that is enough and the user has not said how much.
+    """Yield the layout with enough in host memory to fit, unless the user has said how much.
 
-    The activations of as many layers as must be, as many hundredths of the optimizer's states, and both: as many
-    layers as computing hides, and states for the rest. states: bytes that are on the device.
+    First the activations of as many layers as needed, then as many layers as computing hides with states for the
+    rest, then states only. states: bytes of the optimizer's states on the device.
     """
     if LAYERS_ON_HOST not in given and layout.pp == 1 and layout.recomputed != "full":
         of_a_layer = offloaded_bytes(model, layout)
@@ -252,9 +252,9 @@ def _states_moved(layout: Job, states: float, lack: float, given: Collection[str
 
 
 def _model_parallel(model: Model, gpu: Gpu, one: Job) -> Iterator[Job]:
-    """Yield TP within a node, SEP and CP of long sequences, and PP and VP of the layers.
+    """Yield layouts with TP within a node, with SEP and CP for long sequences, and with PP and VP.
 
-    TP is of what heads, MLP and vocabulary divide into. Fine-tuning has only TP, and no pipelines.
+    TP divides heads, MLP and vocabulary. Fine-tuning has only TP, and no pipelines.
     """
     for tp in range(1, min(one.world, gpu.gpus_per_node) + 1):
         if one.world % tp or any(size % tp for size in _divided(model)):

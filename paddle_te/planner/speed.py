@@ -1,11 +1,14 @@
 """The time of a training step, by part.
 
-A step is summed from first principles and the rates that a GPU reaches (`gpus`). Sources. Pipeline: Narayanan et al.
-2021 (arXiv:2104.04473), 2.2: a bubble of (p-1)/(v·m). Tensor and sequence parallelism: Korthikanti et al. 2022
-(arXiv:2205.05198), 4. Sharding: Rajbhandari et al. 2020 (arXiv:1910.02054), 7. Ring collectives: Patarasuk and Yuan
-2009: of S bytes over n ranks each sends S·(n-1)/n in all-gather and reduce-scatter, twice that in all-reduce, in n-1
-hops. Sequences that ranks share: SEP Jacobs et al. 2023 (arXiv:2309.14509), 3.2: an all-to-all of S bytes sends
-S·(n-1)/n; CP Liu et al. 2023 (arXiv:2310.01889), 3: keys and values are on their way while attention computes.
+A step is a sum of work over the rates that a GPU reaches (`gpus`). Sources:
+
+- Pipeline: Narayanan et al. 2021 (arXiv:2104.04473), 2.2: a bubble of (p-1)/(v·m).
+- Tensor and sequence parallelism: Korthikanti et al. 2022 (arXiv:2205.05198), 4.
+- Sharding: Rajbhandari et al. 2020 (arXiv:1910.02054), 7.
+- Ring collectives of S bytes over n ranks: Patarasuk and Yuan 2009. Each rank sends S·(n-1)/n in all-gather and
+  reduce-scatter, twice that in all-reduce, in n-1 hops.
+- SEP: Jacobs et al. 2023 (arXiv:2309.14509), 3.2: an all-to-all of S bytes sends S·(n-1)/n.
+- CP: Liu et al. 2023 (arXiv:2310.01889), 3: keys and values travel while attention computes.
 """
 
 from __future__ import annotations
@@ -43,21 +46,21 @@ ROW_BYTES = 12  # a number of a token's row: gathered and summed, forward and ba
 ROUTER_BYTES = 44
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
-ADDED_NORM_BYTES = 16  # a number: of a norm of what a half adds, and of that sum, which else a GEMM makes in passing
-ANSWERS = 2 / 3  # of the tokens in preference tuning, which only the head and the loss are of; assumed
+ADDED_NORM_BYTES = 16  # a number: a norm of a half's output, and the residual sum, which otherwise a GEMM makes
+ANSWERS = 2 / 3  # share of answers in preference tuning's tokens: head and loss compute only these; assumed
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
-# The CPU's time for a layer, of that without recompute: with whole layers, whose forward Paddle's recompute runs again
-# (on an H100 a step of llama-125m took 87 ms instead of 35), and more for each part that is computed again (assumed).
+# The CPU's time for a layer in multiples of that without recompute. With full recompute Paddle runs the forward again
+# (on an H100 a step of llama-125m took 87 ms instead of 35). Each part that is computed again adds a share (assumed).
 LAUNCHES_OF_FULL_RECOMPUTE = 2.7
 LAUNCHES_OF_A_PART = 0.05
 EXCHANGE_PASSES = 3  # over what an all-to-all of SEP sends, to bring it into the order of the ranks and of the heads
-# Of CP, for each number that attention gives of a later step's keys: its output and the gradients of queries, keys and
-# values become float32 (6) and are added to the earlier steps' (12).
+# CP merges each later step's attention output, and the gradients of queries, keys and values, into the earlier steps'.
+# Each number becomes float32 (6 bytes) and is added (12).
 MERGE_BYTES = 18
 
 
 def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
-    """{part: ms}, all parts of which add up to a step."""
+    """Return {part: ms}; the parts add up to a step."""
     m, layers = layout.micro_batches, model.layers / layout.pp
     layer = mean_of_layers(lambda job: layer_ms(model, job, gpu, m > 1), model, layout)
     first = mean_of_layers(lambda job: layer_ms(model, job, gpu, cached=False), model, layout)
@@ -102,7 +105,7 @@ def time_of_step(model: Model, layout: Job, gpu: Gpu) -> dict[str, float]:
 
 
 def launch_ms(layout: Job, gpu: Gpu) -> float:
-    """What the CPU takes to launch a layer, forward and backward, and what backward computes again."""
+    """Return the CPU's ms to launch a layer: forward, backward, and the parts that backward computes again."""
     if layout.recomputed == "full":
         return LAUNCHES_OF_FULL_RECOMPUTE * gpu.launch
     return (1 + LAUNCHES_OF_A_PART * len(layout.recomputed_modules)) * gpu.launch
@@ -111,7 +114,7 @@ def launch_ms(layout: Job, gpu: Gpu) -> float:
 def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
     """Return the ms of AdamW and of the norm of the gradients.
 
-    Both read these, and the former reads and writes the states and writes the weight. With smaller moments its
+    Both read the gradients. AdamW also reads and writes the states and writes the weight. With smaller moments its
     arithmetic takes longer than its bytes.
     """
     gradients = 4 if layout.amp_master_grad or layout.overlaps else 2
@@ -122,7 +125,10 @@ def update_ms(own: float, layout: Job, gpu: Gpu) -> float:
 
 
 def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
-    """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
+    """Return the ms of one layer for a micro-batch, forward and backward.
+
+    cached: the layer's fp8 weights are kept from an earlier micro-batch.
+    """
     fp8, tokens = layout.precision == "fp8", layout.tokens
     gemms = products(model, layout) * tokens * model.active_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
@@ -149,10 +155,10 @@ def routes_again(layout: Job) -> bool:
 
 
 def rows_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Return the ms of what moves tokens to their experts' rows and back, and of the router's passes.
+    """Return the ms that move tokens to their experts' rows and back, and the ms of the router's passes.
 
-    In 16 bits kernels also go through the room that no expert has filled: zeros are written there twice, and the
-    activation is computed of them. Kernels that cast to fp8 leave it out.
+    In 16 bits kernels also pass over rows that no expert has filled: they write zeros there twice and compute the
+    activation of them. Kernels that cast to fp8 skip such rows.
     """
     if not model.experts:
         return 0.0
@@ -181,7 +187,7 @@ def finds_amax(layout: Job) -> bool:
 def amax_bytes(model: Model, layout: Job) -> float:
     """Return the bytes a token, forward and backward, that current scaling reads for its scales.
 
-    Of SwiGLU and its gradient they are what these are computed from.
+    For SwiGLU and its gradient these are the bytes of their inputs.
     """
     if not finds_amax(layout):
         return 0.0
@@ -190,7 +196,7 @@ def amax_bytes(model: Model, layout: Job) -> float:
 
 
 def products(model: Model, layout: Job) -> float:
-    """Operations for each token and weight that a layer multiplies by, forward and backward, on average.
+    """Return a layer's operations for each token and weight, forward and backward, on average.
 
     A frozen weight has no gradient; the gradient of its input is counted, also where nothing before it is trained.
     """
@@ -199,11 +205,11 @@ def products(model: Model, layout: Job) -> float:
 
 
 def elementwise_bytes(model: Model, layout: Job) -> float:
-    """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes.
+    """Return the bytes a token of norms, rotation, activation, casts and transposes in a layer, forward and backward.
 
     In fp8 our kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and
-    activation write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same
-    pass; and low-rank products read and write inputs and outputs, four times each.
+    activation write bf16. Casts make fp8 of it without a transpose, for SwiGLU and its gradient in the same pass.
+    Low-rank products read and write inputs and outputs four times each.
     """
     more = stored_bytes(model, layout) + norm_bytes(model) + amax_bytes(model, layout)
     if layout.precision != "fp8" or layout.lora:
@@ -222,9 +228,9 @@ def elementwise_bytes(model: Model, layout: Job) -> float:
 def norm_bytes(model: Model) -> float:
     """Return the bytes a token of the norms that a Llama does not have.
 
-    Those of q and k go with the rotation, which then writes v beside them instead of turning q and k where they
-    are, and reads in backward what was normed; norms over all heads read q and k, and both in backward, once more
-    to sum their squares.
+    The kernel of the rotation computes the norms of q and k. It then also writes v, because it does not turn q and k
+    in place, and in backward it reads the inputs of the norms. Norms over all heads read q and k once more to sum
+    their squares, in backward both them and their gradients.
     """
     v = model.kv // 2
     qk = model.qkv - v
@@ -233,9 +239,9 @@ def norm_bytes(model: Model) -> float:
 
 
 def stored_bytes(model: Model, layout: Job) -> float:
-    """Return the bytes a token that storing the activation's input in fp8 moves beside what is moved without.
+    """Return the bytes a token that storing the activation's input in fp8 adds.
 
-    SwiGLU writes it in passing and reads it instead of bf16; for other activations it is cast, and cast back.
+    SwiGLU's kernels write it in passing and read it instead of bf16. For other activations it is cast, and cast back.
     """
     if not layout.stores_input_in_fp8:
         return 0.0
@@ -243,10 +249,10 @@ def stored_bytes(model: Model, layout: Job) -> float:
 
 
 def attention_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a micro-batch in one layer, forward and backward, by all tensor parallel ranks.
+    """Return the ms of attention in one layer for a micro-batch, forward and backward, on all tensor parallel ranks.
 
-    Where ranks share sequences each has some heads of all tokens, or some queries and all keys, which is equally
-    much. What a window leaves out takes no time, and the rest is as fast as without one: assumed, not measured.
+    Ranks that share sequences have some heads of all tokens, or some queries and all keys, which is the same work.
+    Tokens outside a window take no time, and the others take the usual time: assumed, not measured.
     """
     rate = gpu.attention_fp8 if layout.fp8_dpa else gpu.attention_bf16
     numbers = (model.q + model.context) / 2  # of a key, which a query is multiplied with, and of its value
@@ -254,10 +260,10 @@ def attention_ms(model: Model, layout: Job, gpu: Gpu) -> float:
 
 
 def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
-    """Of the parts of a layer that backward computes again.
+    """Return the ms of the parts of a layer that backward computes again.
 
-    gemms, attention: what they take once, forward and backward. Norms and activation read and write each number
-    once; fc1's weight is cast again unless it is cached.
+    gemms, attention: their ms in one forward and backward. Norms and activation read and write each number once.
+    fc1's weight is cast again unless it is cached.
     """
     again, times = layout.recomputed_modules, 0.0
     if layout.mlp_in_chunks:
@@ -287,10 +293,10 @@ def again_ms(model: Model, layout: Job, gpu: Gpu, gemms: float, attention: float
 
 
 def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
-    """Return the ms of an MLP in chunks beside those of an MLP at once.
+    """Return the ms that an MLP in chunks takes more than an MLP at once.
 
-    norm, fc1 and activation again, and the weights' gradients, float32, which each chunk but the first reads and
-    writes. gemms: what the layer's take once, forward and backward.
+    Backward computes norm, fc1 and activation again. Each chunk but the first reads and writes the weights' gradients
+    in float32. gemms: the ms of the layer's GEMMs in one forward and backward.
     """
     if not layout.mlp_in_chunks:
         return 0.0
@@ -302,13 +308,13 @@ def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
 
 
 def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:
-    """What the copies of activations cost a micro-batch.
+    """Return the ms that the copies of activations cost a micro-batch.
 
-    They run one after another beside computing, which waits for those that are not done in time, and which they
-    take some of the memory's bandwidth from.
+    Copies run one after another beside computing and take some of its memory bandwidth. Computing waits for late
+    copies. Copies out have the time from the end of the first layer's forward to the beginning of the last layer's,
+    copies back the time from the end of the last layer's backward to the beginning of the first layer's.
 
-    layer: ms of a layer, a third of them forward's. The copies out begin behind the first layer's forward and must be
-    done before the last one's; those back begin behind the last layer's backward and must be done before the first's.
+    layer: ms of a layer, a third of them in forward.
     """
     size = layout.layers_on_host * offloaded_bytes(model, layout)
     copies, beside = size / gpu.pcie / 1e6, model.layers - 2
@@ -317,17 +323,17 @@ def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:
 
 
 def hidden_layers(model: Model, layout: Job, gpu: Gpu) -> int:
-    """Layers whose activations are copied to the host while the other layers' forward computes."""
+    """Return the number of layers whose copies to the host the other layers' forward hides."""
     beside = (model.layers - 2) * layer_ms(model, layout, gpu, layout.micro_batches > 1) / 3
     return min(int(beside * gpu.pcie * 1e6 / offloaded_bytes(model, layout)), model.layers - 2)
 
 
 def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
-    """Return what the copies of the optimizer's states cost a step.
+    """Return the ms that the copies of the optimizer's states cost a step.
 
-    They go in and out at the same time, beside `beside` ms of updates and, with an update in backward, of backward.
-    The slots on the device are filled during forward. In backward updates also wait for the pieces of a weight that
-    the slots have no room for.
+    Copies in and out run at the same time, and `beside` ms of computing hide them: the updates and, with an update in
+    backward, backward. Forward fills the slots on the device. With an update in backward a weight's update also waits
+    for the pieces that the slots have no room for.
     """
     size = states_on_host(model, layout)
     ahead = min(size, OFFLOADED_AT_ONCE * state_bytes(layout))
@@ -339,7 +345,7 @@ def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
 
 
 def head_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a micro-batch: final norm, lm_head, loss, embedding."""
+    """Return the ms of final norm, lm_head, loss and embedding for a micro-batch."""
     tokens, frozen = layout.tokens / layout.tp, frozen_of(model, layout.freeze)
     tokens *= ANSWERS if layout.prefers else 1
     trained = not (layout.lora or (frozen.embedding if model.tied else frozen.head))
@@ -355,9 +361,9 @@ def reference_runs(layout: Job) -> bool:
 
 
 def reference_ms(model: Model, layout: Job, gpu: Gpu, tp: float) -> float:
-    """Return the time of a micro-batch's forward through the reference of preference tuning, where there is one.
+    """Return the ms of a micro-batch's forward through the reference of preference tuning; 0 without a reference.
 
-    In a pipeline that of the last stage. tp: `tensor_parallel_ms` of a layer, of which a forward has a third.
+    In a pipeline it is the last stage's. tp: `tensor_parallel_ms` of a layer, of which a forward takes a third.
     """
     if not reference_runs(layout):
         return 0.0
@@ -378,9 +384,9 @@ def accumulation_ms(local: float, layout: Job, gpu: Gpu) -> float:
 
 
 def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu) -> float:
-    """An all-gather or reduce-scatter of `size_bytes` in so many messages over ranks that lie `stride` apart.
+    """Return the ms of an all-gather or reduce-scatter of `size_bytes` over ranks that lie `stride` apart.
 
-    Within a node over NVLink. Between nodes each member in a node has its own card, and the ring goes through all.
+    Within a node it uses NVLink. Between nodes each rank has its own network card, and one ring goes through all ranks.
     """
     if ranks == 1:
         return 0.0
@@ -394,9 +400,9 @@ def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu)
 
 
 def exposed_ms(communication: float, window: float, layout: Job, gpu: Gpu) -> float:
-    """What of a communication the computation of the `window` does not hide, and by how much it slows that down.
+    """Return the ms of a communication that computing does not hide, plus the ms by which it slows computing down.
 
-    Data-parallel ranks without sharding reduce during backward without being asked to.
+    window: ms of computing at the same time. Without sharding Paddle reduces data-parallel gradients during backward.
     """
     if not layout.overlaps and layout.sharding_ranks > 1 and not layout.shards_weights:
         return communication
@@ -407,8 +413,8 @@ def exposed_ms(communication: float, window: float, layout: Job, gpu: Gpu) -> fl
 def tensor_parallel_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Return the ms of a layer's collectives, forward and backward, with sequence parallelism.
 
-    These are 4 all-gathers and 4 reduce-scatters of a [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of
-    what backward needs whole. These two and 2 of the reduce-scatters (bf16) run during GEMMs.
+    There are 4 all-gathers and 4 reduce-scatters of a [tokens, hidden] tensor (4.2.2), and backward gathers 2 tensors
+    again. These two all-gathers and 2 of the reduce-scatters (bf16) run during GEMMs.
     """
     gathered = 1 if layout.precision == "fp8" else 2
     elements = layout.tokens * model.hidden
@@ -423,11 +429,11 @@ def experts_of(model: Model, layout: Job) -> float:
 
 
 def dispatch_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a micro-batch in one layer, forward and backward, on average: what ranks that divide the experts send.
+    """Return the ms in which ranks that divide the experts exchange tokens: a micro-batch in one layer, on average.
 
-    Tokens go to the experts and their sums back, bf16, and gradients likewise, while nothing is computed: of N ranks
-    each sends its tokens to all others, or by all-to-all those that have experts there, of k experts a token
-    1 - (1 - 1/N)^k where experts are in balance. For that the host waits for the numbers of rows.
+    Tokens go to the experts and sums come back, in bf16, in forward and backward, while nothing is computed. With
+    all-gather each of N ranks sends its tokens to all others. With all-to-all it sends a token to the ranks of its k
+    experts, for balanced experts a share 1 - (1 - 1/N)^k of them, and the host waits for the numbers of rows.
     """
     if layout.ep == 1:
         return 0.0
@@ -444,7 +450,7 @@ def dispatch_ms(model: Model, layout: Job, gpu: Gpu) -> float:
 
 
 def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a micro-batch in one layer, forward and backward: what ranks that share sequences send and rearrange."""
+    """Return the ms in which ranks that share sequences send and rearrange: a micro-batch in one layer, both passes."""
     if layout.sharing == 1:
         return 0.0
     forwards = 2 if layout.recomputed == "full" else 1
@@ -465,7 +471,7 @@ def shared_sequence_ms(model: Model, layout: Job, gpu: Gpu) -> float:
 
 
 def shared_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
-    """After backward: the sum of all gradients over the ranks that share sequences, from a copy and back."""
+    """Return the ms after backward that sum all gradients over the ranks that share sequences, in a copy."""
     size = (4 if layout.amp_master_grad else 2) * local
     messages = math.ceil(size / gpu.bucket)
     copied = 4 * size / gpu.hbm / 1e6 if layout.sharing > 1 else 0.0
@@ -473,7 +479,7 @@ def shared_gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
 
 
 def stage_transfer_ms(model: Model, layout: Job, gpu: Gpu) -> float:
-    """Of a micro-batch on one stage: an activation and its gradient, bf16, sent v times each."""
+    """Return the ms in which a stage sends a micro-batch's activations and gradients, in bf16, v times each."""
     if layout.pp == 1:
         return 0.0
     within = layout.tp * layout.pp <= gpu.gpus_per_node
@@ -483,9 +489,9 @@ def stage_transfer_ms(model: Model, layout: Job, gpu: Gpu) -> float:
 
 
 def sharding_ms(local: float, layout: Job, gpu: Gpu, experts: float = 0.0) -> tuple[float, float]:
-    """ms of the collectives during backward, and of those during forward, for a rank's `local` parameters.
+    """Return the ms of sharding's collectives during backward and during forward, for a rank's `local` parameters.
 
-    experts: those of them that layout.ep ranks divide; such a rank shares what it has with its replicas.
+    experts: the parameters of experts, which layout.ep ranks divide. A rank shards its experts among its replicas.
     """
     stride = layout.tp * layout.pp * layout.sharing
 
@@ -505,11 +511,11 @@ def sharding_ms(local: float, layout: Job, gpu: Gpu, experts: float = 0.0) -> tu
 
 
 def gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:
-    """Of what a step does with a rank's `local` gradients besides adding them up and sending them.
+    """Return the ms that a step spends on a rank's `local` gradients besides adding them up and sending them.
 
-    Main gradients are cleared, and read as wgrad adds to them, unless the step before has let them go, and except in
-    stage 1 with overlap and in stage 3, where te writes them anew. Data parallel (Paddle's EagerReducer): gradients are
-    copied into a buffer and back.
+    Main gradients are cleared, and wgrad reads them to add to them. That is not so if the step before has freed them,
+    nor in stage 1 with overlap and in stage 3, where te overwrites them. In data parallelism Paddle's EagerReducer
+    copies gradients into a buffer and back.
     """
     if layout.shards_weights or (layout.sharding_ranks > 1 and layout.stage == 1 and layout.overlaps):
         return 0.0

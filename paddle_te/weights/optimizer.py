@@ -1,11 +1,12 @@
 """Move the optimizer's state, Adam's moments and the master weights, as the weights they belong to.
 
-Muon's momentum of a matrix is called as Adam's first moment; such a matrix has no second one, and no powers.
+Muon's momentum of a matrix has the name of Adam's first moment. Such a matrix has no second moment and no powers.
 
-Read from PaddleNLP's two forms: optimizer.pdopt (and one for each rank, optimizer.tp00_pp01_shard02.pdopt), where a
-parameter goes by the name it had in the program, and unified checkpoints (optimizer.safetensors.index.json), where it
-goes by its name in the model. Written as a unified checkpoint of whole tensors, which the Trainer resumes from in any
-degrees with --unified_checkpoint 1 (paddlenlp/trainer/unified_checkpoint/load_save_single_card.py).
+PaddleNLP has two forms, and both are read. optimizer.pdopt, or a file of each rank such as
+optimizer.tp00_pp01_shard02.pdopt, names a parameter as the program did. A unified checkpoint
+(optimizer.safetensors.index.json) names it as the model does. The converter writes a unified checkpoint of whole
+tensors. The Trainer resumes from it in any degrees with --unified_checkpoint 1
+(paddlenlp/trainer/unified_checkpoint/load_save_single_card.py).
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ ADAMS = (MOMENTS[1], *POWERS)  # what a matrix that Muon updates does not have
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
-# Sharding stage 3 keeps of each large parameter a slice of the flat tensor (group_sharded_stage3.py), stage 1 with
-# split_param what of it lies in the rank's part of a bucket (ShardingGradView in tensor_fusion_helper.py), which may be
-# nothing. In both the slices follow one another in the order of the ranks, with zeros behind the last.
+# In sharding stage 3 a rank keeps a slice of each large flat parameter (group_sharded_stage3.py). In stage 1 with
+# split_param it keeps the part that lies in its share of a bucket, which may be empty (ShardingGradView in
+# tensor_fusion_helper.py). The slices follow one another in the order of the ranks, with zeros behind the last.
 _SLICE = "slice@"
 _PADDING = 512  # at most so many elements a rank: Paddle aligns to 256 bytes
 # Files of the state itself, in both forms, and of signals that it has been saved
 STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
-# What a Trainer needs besides to go on; its training_args.bin nobody reads, and it is no file of numbers
+# Further files that a Trainer needs to resume. training_args.bin is left out: it is a pickle that nobody reads.
 _TRAINER_FILES = re.compile(r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|rng_state.*\.pth")
-# te's layers only: PaddleNLP's have no fp8. Goes by the whole model's names, whatever the degrees.
+# Only te's layers have it: PaddleNLP's have no fp8. Its names are the whole model's, whatever the degrees.
 _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 
 
 def kept_how(folder: Path) -> dict[str, str]:
     """Return the flags optim, optim_moments and master_weights with which a checkpoint's optimizer state was saved.
 
-    A flag is left out where the folder has no such state. Goes by the tensors' dtypes in one of the files: all ranks
-    have the same. Which optimizer it was all files tell: a sharding rank may have no matrix. Raises CheckpointError.
+    A flag is left out where the folder has no such state. The dtypes come from one file, because all ranks have the
+    same. The optimizer's name needs all files, because a sharding rank may have no matrix. Raises CheckpointError.
     """
     if is_unified(folder):
         state = _unified_state(folder)
@@ -75,7 +76,7 @@ def kept_how(folder: Path) -> dict[str, str]:
 
 
 def trainer_files(names: Iterable[str], source: Layout, target: Layout) -> list[str]:
-    """Return those of a folder's files that go along with the optimizer from one Layout to another."""
+    """Return a folder's files that are carried over with the optimizer from one Layout to another."""
     fp8 = source.kind == target.kind == "te"
     return [name for name in names if _TRAINER_FILES.fullmatch(name) or fp8 and _FP8_STATE.fullmatch(name)]
 
@@ -83,7 +84,7 @@ def trainer_files(names: Iterable[str], source: Layout, target: Layout) -> list[
 def open_optimizer(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
     """Return {kind: Checkpoint whose tensors are the weights' state of that kind}; kinds as MOMENTS and so on.
 
-    Frozen weights have none. Raises CheckpointError where something is missing or does not fit together.
+    Frozen weights have no state. Raises CheckpointError where something is missing or does not fit together.
     """
     if is_unified(checkpoint.folder):
         found = {key: _unified(checkpoint) for key in checkpoint.ranks}
@@ -166,7 +167,7 @@ def safetensors_index(stem: str) -> str:
 
 
 def _fill(checkpoint: Checkpoint, rank: Rank, found: State, kind: str, has_none: Callable[[str], object]) -> Rank:
-    """Return the rank with its weights replaced by their state of one kind; without those of a name that has_none."""
+    """Return the rank with each weight replaced by its state of one kind, without the weights that `has_none` names."""
     tied = is_tied(checkpoint.config)
     embedding, head = (checkpoint.layout.model_name(part) for part in ("embed", "lm_head"))
     other_name = {embedding: head, head: embedding} if tied else {}
@@ -247,9 +248,9 @@ def _pdopt(checkpoint: Checkpoint, rank: Rank) -> State:
 
 
 def _of_experts(refs: Mapping[int, StoredTensor], kind: str, name: str, weight: StackedRef, ranks: int) -> StoredTensor:
-    """Return the state of experts that sharding ranks have divided: by turns they keep slices of the same ones.
+    """Return the state of experts that sharding ranks have divided, stacked as the weight is.
 
-    refs: by sharding rank, of `ranks`, one after the other of which has the next experts.
+    refs: the states by sharding rank, of `ranks` in all. Rank r has a slice of part r modulo the number of parts.
     """
     count, whole = len(weight.parts), []
     for expert_rank, part in enumerate(weight.parts):
@@ -263,7 +264,7 @@ def _of_experts(refs: Mapping[int, StoredTensor], kind: str, name: str, weight: 
 def shard_files(folder: Path, rank_variant: str = "") -> list[Path]:
     """Return the .pdopt files of the sharding ranks that share the weights of one rank, in order; [] without sharding.
 
-    Raises CheckpointError where one before the last is missing.
+    Raises CheckpointError where a file before the last is missing.
     """
     stem = f"optimizer.{rank_variant}_shard" if rank_variant else "optimizer.shard"
     matches = {file: re.fullmatch(rf"{re.escape(stem)}(\d+)\.pdopt", file.name) for file in folder.iterdir()}
@@ -275,7 +276,7 @@ def shard_files(folder: Path, rank_variant: str = "") -> list[Path]:
 
 
 def _one_tensor(refs: Sequence[StoredTensor], kind: str, name: str, shape: Shape, ranks: int) -> StoredTensor:
-    """Return the tensor that the files of the sharding ranks, in their order, hold: each the whole, or slices."""
+    """Return the tensor that the sharding ranks' files hold, in their order: each file has the whole, or a slice."""
     first, *others = refs
     in_blocks = kind in MOMENTS and first.dtype == "int8"
     whole = moment_shape(shape) if in_blocks else shape

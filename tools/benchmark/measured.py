@@ -1,12 +1,10 @@
-"""What benchmarks/ has of whole trainings, as Points that the planner is compared with.
+"""Read the trainings in benchmarks/ as Points, with which the planner is compared.
 
 Points are the trainings of planned.py, the runs of throughput.py that train with this project (all weights, LoRA, or
 LoRA on preferences), the steps of mixtures of experts of step.py, and figures that were written down by hand where
-there is no result.
+the result is lost. This command writes the planner's list of what ran (paddle_te/planner/measured.json):
 
     python -m tools.benchmark.measured
-
-writes the planner's own list of what ran (paddle_te/planner/measured.json).
 """
 
 import json
@@ -33,19 +31,22 @@ from tools.benchmark.problem import Dims, Variant
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
+COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that become Points
 # Further flags of a run that a layout has
 _OTHERS = ("lora_rank", "lora_targets")
 COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
-# Code before this computed with other kernels: its results stay where nothing newer answers their question, but the
-# planner, which counts today's bytes, is not compared with them.
+# Older code computed with other kernels. The planner counts today's bytes, so it is not compared with older results.
+# They stay in benchmarks/ where nothing newer answers their question.
 SINCE = "2026-11-24T15:00:00+00:00"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A training that was measured. ms: of a step, None where too few were timed or some were disturbed. memory: peak,
-    in bytes, None where nobody wrote it down. gpu: its name among GPUS."""
+    """A training that was measured.
+
+    ms: of a step; None if too few steps were timed or some were disturbed. memory: the peak in bytes; None if it was
+    not recorded. gpu: a name of GPUS.
+    """
 
     name: str
     commit: str
@@ -57,13 +58,13 @@ class Point:
 
 
 def expected(point):
-    """The Plan of what the planner says of a Point."""
+    """Return the planner's Plan for a Point."""
     need = memory_of_step(point.model, point.layout, rank=0)
     return Plan(point.layout, need, time_of_step(point.model, point.layout, GPUS[point.gpu]))
 
 
 def all_points():
-    """[Point] of all that benchmarks/ has of code since SINCE."""
+    """Return the Points of all results in benchmarks/ that code since SINCE gave."""
     results = map(json.loads, map(Path.read_text, sorted(BENCHMARKS.rglob("*.json"))))
     known = [result for result in results if isinstance(result, dict) and result.get("benchmark") in KINDS]
     points = [point for result in known if result["date"] >= SINCE for point in points_of(result)]
@@ -71,14 +72,14 @@ def all_points():
 
 
 def points_of(result):
-    """[Point] of a result of throughput.py or planned.py."""
+    """Return the Points of a result of throughput.py, planned.py or step.py."""
     return KINDS[result["benchmark"]](result, result["commit"][:7], gpu_of(result["hardware"]["name"]))
 
 
 def _of_throughput(result, commit, gpu):
-    """Runs that are ok and train with this project.
+    """Return the Points of successful runs that train with this project.
 
-    Tries for the largest batch have two timed steps on a cool GPU, so that only their memory counts.
+    Tries for the largest batch have two timed steps on a cool GPU, so only their memory counts.
     """
     points = []
     for rows, timed in ((result.get("runs", {}), True), (result.get("tries", {}), False)):
@@ -106,7 +107,7 @@ def _of_planned(result, commit, gpu):
 
 
 def _of_step(result, commit, gpu):
-    """Steps of mixtures of experts, for which there are no whole trainings. The Trainer is not in them."""
+    """Return the Points of steps of mixtures of experts, which have no whole trainings. No Trainer runs in them."""
     points = []
     for name, found in result["sizes"].items():
         for peer, row in found["peers"].items():
@@ -129,7 +130,7 @@ def _of_step(result, commit, gpu):
 
 
 def dims_of(said):
-    """The Dims that JSON has as their fields, of which older rows do not say all."""
+    """Return the Dims whose fields JSON names; older rows leave some out."""
     known = {each.name: said[each.name] for each in fields(Dims) if each.name in said}
     return Dims(**known | {"variant": Variant(**said.get("variant", {}))})
 
@@ -138,16 +139,16 @@ KINDS = {"throughput": _of_throughput, "planned": _of_planned, "step": _of_step}
 
 
 def _counts(run):
-    """Of a row's run: whether it is ours, on te, and has rows of known lengths, unlike padded samples."""
+    """Return whether a run is ours, uses te, and has rows of known lengths, which padded samples do not have."""
     ours = run.get("framework", "paddle_te") == "paddle_te" and run.get("backend", "te") == "te"
     return ours and run.get("packed", True)
 
 
 def _is_steady(row):
-    """Whether its steps took equally long, and the GPU did not wait for the host in a tenth of a step and more.
+    """Return whether a row's steps took equally long and the GPU waited for the host less than a tenth of a step.
 
-    Fine-tuning's first steps build cuDNN's plans for each number of documents, which take longer than the step. One of
-    only two timed steps may still have been slow to begin.
+    In fine-tuning's first steps cuDNN plans for each number of documents, which takes longer than the step. Of only
+    two timed steps one may still have been slow to begin.
     """
     times, timeline = row["step_ms"], row.get("timeline") or {}
     if timeline.get("status") == "ok" and timeline["ms"]["gaps"] > 0.1 * timeline["total_ms"]:
@@ -158,12 +159,12 @@ def _is_steady(row):
 
 
 def gpu_of(name):
-    """The name among GPUS of a GPU, whose driver calls it so."""
+    """Return the name of GPUS for a driver's name of a GPU."""
     return next(key for key, gpu in GPUS.items() if gpu.title in name)
 
 
 def points_without_files(page):
-    """[Point] of a page that has what was written down of lost results: its tables of throughput.py's runs."""
+    """Return the Points of a page that keeps figures of lost results in tables of throughput.py's runs."""
     text, points, columns = page.read_text(), [], []
     gpu = page.name.split("_")[1].partition("x")[0]
     commit = re.search(r"code of commit (\w{7})", text)[1]
@@ -182,19 +183,19 @@ def points_without_files(page):
 
 
 def of_run(run):
-    """(Model, Job) of what a row says that it has run."""
+    """Return the (Model, Job) of the run that a row describes."""
     said, dims = run["size"], run["size"]["dims"]
     mixture = said.get("mixture")
     size = step.Size(
         dims_of(dims),
         said["vocabulary"],
         said["layers"],
-        family=said.get("family", "llama"),  # older rows do not say it, nor the next but one
+        family=said.get("family", "llama"),  # older rows lack family, tied and mixture
         tied=said.get("tied", False),
         mixture=mixture and step.Mixture(mixture["experts"], mixture["topk"], tuple(map(tuple, mixture["words"]))),
     )
     counted, _ = read(run["flags"].split())
-    main_grads = {"amp_master_grad": run["gpus"] > 1}  # what the launcher takes, unless the flags say otherwise
+    main_grads = {"amp_master_grad": run["gpus"] > 1}  # the launcher's default, unless the flags say otherwise
     layout = layout_of(
         run["gpus"],
         dims["sequence"],
@@ -220,18 +221,18 @@ def of_run(run):
 
 
 def model_of(size):
-    """The Model of a step.Size, whose normalization and biases are its family's."""
+    """Return the Model of a step.Size, with the norms and biases of its family."""
     return Model.of({"model_type": size.family, "max_position_embeddings": size.dims.sequence, **size.config})
 
 
 def layout_of_preferences(layout, script):
-    """The layout of tuning on preferences, whose rows have a length of their own and whose loss is in chunks."""
+    """Return the layout of preference tuning, which has its own flag for the rows' length and its loss in chunks."""
     tuned = layout.but(script=script, zero_padding=True, pad_to_max_length=True, use_fused_linear_cross_entropy=True)
     return tuned.but(**{tuned.length_flag: layout.sequence})
 
 
 def _of_documents(layout):
-    """A layout of packed rows, as one of sequences that have as many tokens and as much attention as the documents."""
+    """Return a layout of packed rows as one of sequences with as many tokens and as much attention work."""
     lengths = _lengths(layout) + 0.0
     length = (lengths**2).sum() / lengths.sum()
     batch = layout.batch * layout.sequence / length
@@ -239,7 +240,7 @@ def _of_documents(layout):
 
 
 def _lengths(layout):
-    """Tokens of the documents: samples, or of pairs both answers, each behind its question."""
+    """Return the documents' tokens. A sample is a document; a pair is two, each an answer after its question."""
     if not layout.prefers:
         return finetuning.lengths_of_samples(layout.sequence) - 1
     question, *answers = preferences.lengths_of_pairs(layout.sequence).T
@@ -247,7 +248,7 @@ def _lengths(layout):
 
 
 def as_rows(points):
-    """What planner/measured.json says of the Points that have a time: of equal layouts the last."""
+    """Return the rows of planner/measured.json for the Points that have a time, of equal layouts the last one."""
     rows = [
         {
             "gpu": point.gpu,
@@ -262,13 +263,13 @@ def as_rows(points):
 
 
 def as_json(record):
-    """{field: value} of a dataclass, as JSON has it, without defaults and what two records are not compared by."""
+    """Return {field: value} of a dataclass as in JSON, without defaults and without fields that are not compared."""
     kept = {each.name for each in fields(record) if each.compare and getattr(record, each.name) != each.default}
     return {name: value for name, value in json.loads(json.dumps(asdict(record))).items() if name in kept}
 
 
 def as_text(points):
-    """The file: a row a line."""
+    """Return the file's text, a row a line."""
     return "[\n" + ",\n".join(json.dumps(row) for row in as_rows(points)) + "\n]\n"
 
 

@@ -46,7 +46,7 @@ def test_parameters_and_operations_are_the_models(size):
 
 @pytest.mark.parametrize("size", [OF_MIXTRAL, OF_QWEN3_MOE], ids=["mixtral", "qwen3_moe"])
 def test_operations_of_experts_are_those_of_a_tokens(size):
-    """Of the experts that a token gets, and the router; forced balance gives each expert as many tokens."""
+    """FLOP count the experts that a token gets, and the router; forced balance gives each expert as many tokens."""
     peer = step.PaddleStep(size, backend="paddle", **CPU)
     weights = {name: weight for name, weight in peer.model.named_parameters() if weight.ndim > 1}
     del weights[f"{size.family}.embed_tokens.weight"]
@@ -174,7 +174,7 @@ def test_a_run_leaves_its_tables(monkeypatch, tmp_path):
 
 
 class Roomy(step.TrainingStep):
-    """A peer that has room for three layers."""
+    """A peer whose memory has room for three layers."""
 
     def step(self):
         if self.size.layers > 3:
@@ -185,7 +185,7 @@ class Roomy(step.TrainingStep):
 
 
 def test_as_many_layers_as_all_peers_have_room_for(monkeypatch):
-    """A peer that fails otherwise takes none away."""
+    """A peer that fails for another reason than memory does not lower the number of layers."""
 
     def broken(size, device):
         raise ValueError("no GPU")
@@ -201,7 +201,7 @@ def test_as_many_layers_as_all_peers_have_room_for(monkeypatch):
 
 
 def test_each_model_is_compared_with_its_twin_of_tes_pytorch_layers():
-    """Not with another precision's, and not where that one failed."""
+    """A peer is not compared with another precision, and not with a peer that failed."""
     times = dict(
         paddle_te_bf16=90.0, te_torch_bf16=99.0, paddle_te_fp8=60.0, paddle_te_fp8_head=50.0, te_torch_fp8_head=65
     )
