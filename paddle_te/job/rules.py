@@ -831,14 +831,6 @@ EXPERT_RULES = (
         f"x2 {_DIVIDED} --sharding_parallel_config enable_stage1_broadcast_overlap",
     ),
     _divided(
-        lambda job: job.sharding_ranks > job.ep and "overlap" in job.sharding_parallel_config,
-        "below the {sharding_ranks} devices that share the states, with {sharding_parallel_config}: weights of experts "
-        "that several devices have became NaN there",
-        "leave overlap out, or let all of them divide the experts",
-        f"x4 {_DIVIDED} --sharding_parallel_degree 4 --sharding_parallel_config split_param,enable_stage1_overlap",
-        f"x4 {_DIVIDED} --sharding_parallel_degree 4",
-    ),
-    _divided(
         lambda job: "fus" in job.sharding_parallel_config,
         "with {sharding_parallel_config}: only experts' gradients are kept apart, not states that are fused",
         "leave that out",

@@ -322,10 +322,10 @@ def _divided_experts(model: Model, layout: Job, degrees: Iterable[int], given: C
     Tensor parallel ranks divide them by themselves, and no others then do.
     """
     kinds = DISPATCHERS if "moe_token_dispatcher_type" not in given else (layout.moe_token_dispatcher_type,)
+    config = OVERLAPS["stage1"] if layout.pp == 1 else SPLIT
     for degree in degrees if layout.tp == 1 else ():
         if layout.data % degree or model.number_of_experts % degree:
             continue
-        config = OVERLAPS["stage1"] if layout.pp == 1 and degree == layout.data else SPLIT
         for kind in kinds:
             yield _sharded(layout, 1, config).but(expert_parallel_degree=degree, moe_token_dispatcher_type=kind)
 

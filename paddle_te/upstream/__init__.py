@@ -32,7 +32,7 @@ REPAIRS = (
     "remainder_gather",
     "averages",
     "expert_buckets",
-    "awaited_weights",
+    "gathering_order",
     "overwritten_main_grads",
     "stage2_storage",
     "stage2_averages",

@@ -32,6 +32,7 @@ EP = jobs.BF16 | {
     "expert_parallel_degree": 2,
     "logging_steps": 2,
 }
+# In ep2 two pairs of ranks divide the experts each, in ep2_pp2 the two ranks of each stage do.
 # layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume)
 LAYOUTS = {
     "tp2": (2, {jobs.TP: 2}, {"pd_tight": ("pd_tight", EXACT)}, []),
@@ -41,7 +42,7 @@ LAYOUTS = {
         {"pd_tight": ("pd_tight", EXACT), "te_bf16": ("te_bf16", BF16)},
         ["te_bf16"],
     ),
-    "ep2": (2, EP, {"te_fp8": ("te_fp8", (2e-2, 1e-1))}, ["te_fp8"]),
+    "ep2": (4, EP | {jobs.SHARDING: 4}, {"te_fp8": ("te_fp8", (2e-2, 1e-1))}, ["te_fp8"]),
     "ep2_pp2": (4, EP | {jobs.PP: 2}, {"pd_bf16": ("pd_bf16", BF16)}, ["pd_bf16"]),
 }
 

@@ -28,6 +28,7 @@ from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallbac
 
 from paddle_te import upstream
 from paddle_te.configs.spec import spec_of
+from paddle_te.distributed.expert_parallel import all_experts
 from paddle_te.hosts.paddlenlp.training import pretrain
 from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, MockDataset
@@ -141,9 +142,8 @@ def merged_weights(trainer, args):
     """{name: whole float32 array} on rank 0."""
     if "stage3" in str(args.sharding):
         trainer.model_wrapped.get_all_parameters(convert2cpu=False)
-    mine = {name: value.astype("float32").numpy() for name, value in trainer.model.state_dict().items()}
-    if args.expert_parallel_degree > 1:
-        join_experts(mine)
+    mine = {name: value.astype("float32") for name, value in trainer.model.state_dict().items()}
+    mine = {name: (all_experts(value) if ".experts." in name else value).numpy() for name, value in mine.items()}
     everyone = [(args.tensor_parallel_rank, mine)]
     if args.world_size > 1:
         everyone = []
@@ -158,14 +158,6 @@ def merged_weights(trainer, args):
         split = degree > 1 and action is not None
         whole[name] = np.asarray(action([shares[r] for r in range(degree)])) if split else shares[min(shares)]
     return whole
-
-
-def join_experts(weights):
-    """Gives each rank of expert parallelism all experts of the layers of its pipeline stage."""
-    everyone = []
-    dist.all_gather_object(everyone, {name: value for name, value in weights.items() if ".experts." in name})
-    for name in [name for name in weights if ".experts." in name]:
-        weights[name] = np.concatenate([part[name] for part in everyone if name in part])
 
 
 def clips_in_adamw(optimizer):

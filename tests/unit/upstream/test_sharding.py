@@ -17,11 +17,12 @@ from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimi
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
+from paddle.distributed.fleet.utils.tensor_fusion_helper import FusedCommBuffer
 from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as split_params
 
 from paddle_te import device
 from paddle_te.upstream import (
-    awaited_weights,
+    gathering_order,
     overwritten_main_grads,
     padding_slices,
     stage2_averages,
@@ -408,39 +409,35 @@ def test_stage_3_has_the_numbers_of_paddles(monkeypatch, seed):
 
 
 class Gathering:
-    """Stand in for a bucket of one weight, and for the task that gathers it."""
+    """Stand in for a bucket of one weight and for the task that gathers it; place: where it comes in a set."""
 
-    def __init__(self, weight):
-        self.params, self.sync_param_task, self.waited = [weight], None, False
+    def __init__(self, weight, place, seen):
+        self.weight, self.place, self.seen = weight, place, seen
+        self.status, self.sync_param_task = FusedCommBuffer.Status.SHARDED, None
+
+    def __hash__(self):
+        return self.place
 
     def sync_params(self, sync, param2task):
-        self.sync_param_task = param2task[self.params[0].name] = self
+        self.seen.append(f"gather {self.weight}")
+        self.sync_param_task = self
 
     def wait(self):
-        self.waited = True
+        self.seen.append(f"wait for {self.weight}")
 
 
-def test_a_layer_with_layers_waits_for_its_own_weights(repair):
-    class Half(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.experts = self.create_parameter([4]), nn.Linear(4, 4, bias_attr=False)
-
-        def forward(self, x):
-            self.seen = [buffer.waited for buffer in buffers]
-            return self.experts(x * self.norm)
-
-    repair(awaited_weights)
-    half = Half()
-    buffers = [Gathering(half.norm), Gathering(half.experts.weight)]
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+def test_all_ranks_gather_a_layers_weights_in_the_same_order(places, repair):
+    """The first bucket is under way, as Paddle leaves it behind the last layer, and the layer needs the other two."""
+    repair(gathering_order)
+    layer, seen = nn.Linear(2, 2), []
+    buckets = [Gathering(name, place, seen) for name, place in zip("abc", (2, *places), strict=True)]
     optimizer = object.__new__(DygraphShardingOptimizerV2)
-    vars(optimizer).update(
-        _enable_timer=False, _all_gather_overlap_forward=True, _layers=nn.Sequential(half), _comm_buffer_list=buffers,
-        _forward_pre_hook_remove_helper=[],
-    )  # fmt: skip
-    optimizer._sharding_sync_parameters()
-    half(paddle.ones([1, 4]))
-    assert half.seen == [True, False] and buffers[1].waited
-    for hook in optimizer._forward_pre_hook_remove_helper:
-        hook.remove()
-    assert not half._forward_pre_hooks
+    of_weights = {layer.weight.name: [buckets[1]], layer.bias.name: [buckets[2]]}
+    vars(optimizer).update(_comm_buffer_list=buckets, param2bucket=of_weights)
+    optimizer._try_start_bucket_param_sync()
+    hook = layer.register_forward_pre_hook(optimizer.make_forward_hook())
+    layer(paddle.ones([1, 2]))
+    layer(paddle.ones([1, 2]))
+    hook.remove()
+    assert seen == ["gather a", "gather b", "wait for b", "gather c", "wait for c"]
