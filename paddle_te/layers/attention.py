@@ -203,6 +203,11 @@ class MultiHeadAttention(BackendLayer):
         return norm
 
     @property
+    def uncalled(self) -> list[nn.Layer]:
+        """Return the sublayers whose weights forward hands to operations: hooks before their forward see no use."""
+        return [layer for layer in (self.q_norm, self.k_norm, self.core_attention) if layer is not None]
+
+    @property
     def _norms_all(self) -> bool:
         return self.settings.qk_norm_over == "all"
 

@@ -1,6 +1,7 @@
 """Repairs of Paddle's sharding."""
 
 import contextlib
+import json
 import re
 from types import SimpleNamespace
 
@@ -21,6 +22,8 @@ from paddle.distributed.fleet.utils.tensor_fusion_helper import FusedCommBuffer
 from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as split_params
 
 from paddle_te import device
+from paddle_te.hosts.paddlenlp.families import model_class
+from paddle_te.hosts.paddlenlp.loading import read_config
 from paddle_te.upstream import (
     gathering_order,
     overwritten_main_grads,
@@ -32,6 +35,7 @@ from paddle_te.upstream import (
     stage3_storage,
 )
 from paddle_te.upstream.stage2_storage import DeviceParamStorage
+from tests import model_cases
 
 
 def test_weights_of_stage_2_are_laid_out_where_they_are():
@@ -441,3 +445,35 @@ def test_all_ranks_gather_a_layers_weights_in_the_same_order(places, repair):
     layer(paddle.ones([1, 2]))
     hook.remove()
     assert seen == ["gather a", "gather b", "wait for b", "gather c", "wait for c"]
+
+
+class Late:
+    """Stand in for a bucket of stage 1, whose weight is there after `wait` only."""
+
+    def __init__(self, weight):
+        self.weight, self.value, self.status = weight, weight.numpy(), FusedCommBuffer.Status.SHARDED
+        self.sync_param_task = self
+        weight.set_value(np.full_like(self.value, np.nan))
+
+    def sync_params(self, sync, param2task):
+        """Begin."""
+
+    def wait(self):
+        self.weight.set_value(self.value)
+
+
+@pytest.mark.parametrize("name", model_cases.MODELS)
+def test_each_weight_is_gathered_before_it_is_read(name, repair, tmp_path):
+    repair(gathering_order)
+    (tmp_path / "config.json").write_text(json.dumps(model_cases.config(name)))
+    config = read_config(tmp_path)
+    config.transformer_engine_backend = "paddle"
+    model, tokens = model_class(config)(config), paddle.to_tensor(model_cases.tokens(37))
+    model.train()
+    loss = model(tokens[:, :-1], labels=tokens[:, 1:])[0].item()
+    buckets = {weight.name: [Late(weight)] for weight in model.parameters()}
+    optimizer, all_buckets = object.__new__(DygraphShardingOptimizerV2), [bucket for (bucket,) in buckets.values()]
+    vars(optimizer).update(_layers=model, _comm_buffer_list=all_buckets, param2bucket=buckets)
+    vars(optimizer).update(_all_gather_overlap_forward=True)
+    optimizer._register_pre_forward_hooks()
+    assert model(tokens[:, :-1], labels=tokens[:, 1:])[0].item() == loss
