@@ -53,15 +53,15 @@ class DotProductAttention(BackendLayer):
 
     @property
     def scores(self) -> Scores:
-        """Say what becomes of q · kᵀ in the layer's mode."""
+        """Return how q · kᵀ becomes the softmax's input in the layer's mode."""
         return Scores(self.scale, self.causal, self.window, self.dropout, self.softcap)
 
     def random_numbers(self) -> AbstractContextManager[None]:
-        """Make the context of what drops: numbers of each rank's own, which holds other heads."""
+        """Return the context of dropout: each rank draws its own numbers, because it holds other heads."""
         return random_numbers(self.tp if self.dropout else None, own=True)
 
     def additive_mask(self, attention_mask: Tensor | None, cu_seqlens: Tensor | None, queries: int) -> Tensor | None:
-        """Return what is to be added to the scores of so many queries, or None: see `masks`."""
+        """Return the mask that is added to the scores of so many queries, or None: see `masks`."""
         return additive_mask(self.attn_mask_type, attention_mask, cu_seqlens, queries)
 
     def begin_forward(

@@ -1,4 +1,4 @@
-"""What layers check of their arguments."""
+"""Checks of layers' arguments."""
 
 from collections.abc import Collection
 from typing import TypeVar
@@ -7,7 +7,7 @@ Value = TypeVar("Value")
 
 
 def probability(**named: float) -> float:
-    """The one value that is given. Raises ValueError with its name for what is no probability below 1."""
+    """Return the one value that is given. Raises ValueError with its name unless it is a probability below 1."""
     ((name, value),) = named.items()
     if not 0 <= value < 1:
         raise ValueError(f"{name}={value}: it must be at least 0 and below 1")
@@ -15,7 +15,7 @@ def probability(**named: float) -> float:
 
 
 def one_of(allowed: Collection[Value], **named: Value) -> Value:
-    """The one value that is given. Raises ValueError with its name for one that is not allowed."""
+    """Return the one value that is given. Raises ValueError with its name if it is not allowed."""
     ((name, value),) = named.items()
     if value not in allowed:
         raise ValueError(f"{name}={value!r}; it may be one of {', '.join(map(repr, allowed))}")

@@ -1,4 +1,4 @@
-"""What travels with hidden_states through a decoder layer: one record, from a host's layer down to attention."""
+"""The record that accompanies hidden_states through a decoder layer, from a host's layer down to attention."""
 
 from __future__ import annotations
 

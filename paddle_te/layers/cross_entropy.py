@@ -1,11 +1,11 @@
-"""A language model's loss, of its logits, or of its head's input and weight without the logits of all tokens.
+"""A language model's loss, from its logits, or from its head's input and weight in chunks of tokens.
 
-The latter is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, arXiv 2410.10989): tokens go in chunks, and each
-chunk's gradients are computed at once, in forward, so that no more than one chunk's logits ever exist. That costs
-nothing: the loss is the end of the graph, its gradients are known but for one factor.
+The chunks are Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, arXiv 2410.10989). Forward computes the
+gradients of each chunk at once, so only one chunk's logits exist at a time. That costs nothing: the loss ends the
+graph, and its gradients are known except for one factor.
 
-PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy cannot serve: its test for hidden's gradient is inverted
-(`if hidden_states.stop_gradient`), and a dozen float32 passes over each chunk make up one cross-entropy.
+PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy does not do: its test for hidden's gradient is inverted
+(`if hidden_states.stop_gradient`), and one cross-entropy takes a dozen float32 passes over each chunk.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ def parallel_cross_entropy(
     backend: str = "paddle",
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the mean cross-entropy, in float32, of all tokens whose label is not ignore_index; 0 where there is none.
+    """Return the mean cross-entropy, in float32, of all tokens whose label is not ignore_index; 0 if there are none.
 
-    PaddleNLP's criteria take the tokens whose loss is above 0 instead, which leaves out those that a model is sure of.
+    PaddleNLP's criteria count the tokens whose loss is above 0, and so leave out tokens of which a model is sure.
 
-    logits: [..., vocab / tp.size], with all ranks' columns in the `distributed.TensorParallel` tp, None: on one rank.
-    cp: the `distributed.ContextParallel` whose ranks share the sequences. The mean is over all their tokens, the same
-    on each rank, and the gradient is that of the rank's own tokens: those of weights are to be summed over the ranks.
-    labels: integers of logits' leading shape. backend: te reads the 16-bit logits as they are, pd a float32 copy.
-    smoothing: how much of each label is spread over all words (`label_smoothing`).
+    logits: [..., vocab / tp.size], this rank's columns.
+    labels: integers of logits' leading shape.
+    tp: the `distributed.TensorParallel` whose ranks share the columns; None: this rank has all.
+    cp: the `distributed.ContextParallel` whose ranks share the sequences. Each rank gets the mean over all their
+        tokens, and the gradient of its own tokens. Sum the gradients of weights over these ranks.
+    backend: te reads the 16-bit logits as they are, pd a float32 copy.
+    smoothing: the share of each label that is spread over all words (`label_smoothing`).
 
-    Raises ValueError where there is not one label for each row of logits, or no row.
+    Raises ValueError unless each row of logits has one label, and for no rows.
     """
     logits, labels = _rows(logits, labels, "logits")
     with paddle.amp.auto_cast(False):

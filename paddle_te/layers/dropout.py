@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al., 2014) of what layers add to their input."""
+"""Dropout (Srivastava et al., 2014) of the outputs that layers add to their inputs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from paddle_te.distributed import TensorParallel, random_numbers
 
 
 def dropout_add(x: Tensor, residual: Tensor, dropout: float, tp: TensorParallel | None) -> Tensor:
-    """Return residual + x, each number of x 0 with the probability `dropout`, the others divided by 1 - dropout.
+    """Return residual + x; each number of x is 0 with the probability `dropout`, else divided by 1 - dropout.
 
-    tp: ranks that all have all tokens drop the same numbers, those that share the tokens (sequence parallelism) others.
+    tp: ranks with the same tokens drop the same numbers. Under sequence parallelism ranks share the tokens, and each
+    drops its own numbers.
     """
     with random_numbers(tp, own=tp is not None and tp.sequence_parallel):
         return residual + F.dropout(x, dropout)

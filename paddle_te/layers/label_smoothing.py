@@ -1,12 +1,12 @@
 """Label smoothing: the cross-entropy against labels that are mixed with a uniform distribution over all words.
 
-torch's `cross_entropy(label_smoothing=e)`. With logits x, their logarithm of the sum of exponentials l, the label y and
-V words, the loss of a token is
+It is torch's `cross_entropy(label_smoothing=e)`. Let x be the logits, l = log(sum(exp(x))), y the label and V the
+number of words. The loss of a token is
 
     (1 - e) (l - x_y) + e (l - mean of x)  =  (l - x_y) + e (x_y - mean of x)
 
-so that each backend's cross-entropy stays as it is, and here is what is added to it: e (x_y - mean of x), with the
-gradient e (1 at y - 1 / V), both 0 for a label that does not count.
+The first term is each backend's own cross-entropy. This file adds the second, with the gradient e (1 at y - 1 / V).
+Both are 0 for a label that does not count.
 """
 
 from __future__ import annotations

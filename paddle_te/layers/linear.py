@@ -211,7 +211,7 @@ def stored_weights(model: nn.Layer) -> dict[str, tuple[_WithGemms, str]]:
 
 
 class _Norm(_Layer):
-    """Compute a norm alone."""
+    """Compute a norm."""
 
     normalization: ClassVar[str]
 

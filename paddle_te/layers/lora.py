@@ -1,13 +1,12 @@
 """LoRA (Hu et al., 2021) on Linear, LayerNormLinear and LayerNormMLP.
 
-y = W·x becomes y = W·x + scaling·B·A·x with W frozen. A fused weight is made of parts (q, k and v; gate and up), and
-each part has A and B of its own: {q,k,v}_proj.{lora_A [in, r], lora_B [r, out]} and so on, in the layer that has the
-weight.
+y = W·x becomes y = W·x + scaling·B·A·x with W frozen. A fused weight consists of parts (q, k and v; gate and up). The
+layer that has the weight has an A and a B for each part: {q,k,v}_proj.{lora_A [in, r], lora_B [r, out]} and so on.
 
-The low-rank products are added to the GEMMs' outputs, not to the weights: a sum W + scaling·B·A would keep a copy of
-every weight for backward, and its gradient needs the wgrad GEMMs that a frozen weight spares. With dropout before A a
-layer runs norm, fc1, activation and fc2 as single operations, of the same `ops`; merged, it is the layer without LoRA
-again.
+The low-rank products are added to the GEMMs' outputs, not to the weights. A sum W + scaling·B·A would keep a copy of
+every weight for backward, and its gradient needs the wgrad GEMMs that a frozen weight saves. With dropout before A a
+layer runs norm, fc1, activation and fc2 as single operations of the same `ops`. A merged layer is the layer without
+LoRA again.
 """
 
 from __future__ import annotations

@@ -84,37 +84,37 @@ class MLAConfig(CoreOptions, HalfOptions):
 
     @property
     def core(self) -> CoreSettings:
-        """Of attention itself."""
+        """The arguments of attention itself."""
         return part(CoreSettings, self, kv_channels=(self.key_dim, self.v_head_dim))
 
     @property
     def proj(self) -> LinearSettings:
-        """Of the projection behind attention."""
+        """The arguments of the projection behind attention."""
         sizes = dict(in_features=self.num_attention_heads * self.v_head_dim, out_features=self.hidden_size)
         return part(LinearSettings, self, **sizes, parallel_mode=self.mode("row"), init_method=self.output_init)
 
     @property
     def q(self) -> LinearSettings:
-        """Of the projection from the hidden states to the queries."""
+        """The arguments of the projection from the hidden states to the queries."""
         sizes = dict(in_features=self.hidden_size, out_features=self.num_attention_heads * self.key_dim)
         return part(LinearSettings, self, **sizes, parallel_mode=self.mode("column"))
 
     @property
     def kv_down(self) -> LinearSettings:
-        """Of the projection from the hidden states to the keys' and values' latent vector and the rotated numbers."""
+        """The arguments of the projection from hidden states to k's and v's latent vector and the rotated numbers."""
         return self.down(self.kv_lora_rank + self.qk_pos_emb_head_dim)
 
     @property
     def kv_up(self) -> LayerNormLinearSettings:
-        """Of the norm of that vector and the projection from it to keys and values."""
+        """The arguments of that latent vector's norm and of its projection to keys and values."""
         return self.up(self.kv_lora_rank, self.qk_head_dim + self.v_head_dim)
 
     def down(self, rank: int) -> LinearSettings:
-        """Return those of a projection from the hidden states to a latent vector, which each rank has whole."""
+        """Return the arguments of a projection from hidden states to a latent vector, which each rank has whole."""
         return part(LinearSettings, self, in_features=self.hidden_size, out_features=rank, parallel_mode=None)
 
     def up(self, rank: int, head: int) -> LayerNormLinearSettings:
-        """Return those of the norm of a latent vector and the projection from it to heads of that size."""
+        """Return the arguments of a latent vector's norm and of its projection to heads of that size."""
         sizes = dict(in_features=rank, out_features=self.num_attention_heads * head)
         return part(LayerNormLinearSettings, self, **sizes, eps=self.latent_layernorm_epsilon)
 

@@ -1,4 +1,4 @@
-"""Linear in the place of the paddle.nn.Linear of any model."""
+"""Replace each paddle.nn.Linear of any model by a Linear."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def replace_linear(
     skip: str | Sequence[str] = ("lm_head",),
     backend: str = "transformer_engine",
 ) -> dict[str, Linear]:
-    """Put a Linear in the place of each paddle.nn.Linear under a model, with its values.
+    """Replace each paddle.nn.Linear under a model by a Linear with its values.
 
     The model then computes these layers with the backend's GEMMs, and in fp8 where it is called under `fp8_autocast`:
 
@@ -35,13 +35,13 @@ def replace_linear(
     mode stay as they are. Subclasses of paddle.nn.Linear stay, and so do fleet's ColumnParallelLinear and
     RowParallelLinear, in which collectives are part of the layer: a model of your own has `Linear` with parallel_mode.
 
-    fp8: the layers are to run in fp8, as one model (`bind_model`): True, or the recipe, whose GEMMs' sizes they must
-    have (True: delayed or current scaling's).
-    skip: which layers stay: their full names, or parts of these between dots.
+    fp8: the layers will run in fp8, as one model (`bind_model`). Give the recipe, whose sizes the GEMMs must have, or
+        True for delayed or current scaling.
+    skip: layers that stay, by their full names or parts of these between dots.
 
     Returns {full name: Linear}.
-    Raises ValueError, and replaces nothing, for a weight that another layer has as well, for sizes that fp8 cannot
-    have, and where there is nothing to replace.
+    Raises ValueError, and replaces nothing, if another layer shares a weight, if fp8 does not support a size, or if
+    there is nothing to replace.
     """
     skip = (skip,) if isinstance(skip, str) else skip
     places = [place for place in _linear_places(model) if not _is_skipped(place.name, skip)]

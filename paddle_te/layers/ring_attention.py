@@ -1,17 +1,17 @@
 """Causal attention of sequences that are split over ranks, among which keys and values travel.
 
-Ring attention (Liu et al., 2023, arXiv 2310.01889), with each rank's tokens in two pieces so that all have equally much
-to do, as Transformer Engine has it (context_parallel.py of its PyTorch side, cp_comm_type "p2p"). Of 2·n pieces rank r
-has the pieces r and 2n-1-r. In step i it has the keys and values of rank r-i, and its queries see
+This is ring attention (Liu et al., 2023, arXiv 2310.01889) in the form of Transformer Engine (context_parallel.py of
+its PyTorch side, cp_comm_type "p2p"): each rank has two pieces of a sequence, so that all have the same work. Rank r of
+n has the pieces r and 2n-1-r. In step i it has the keys and values of rank r-i:
 
-- its own tokens, in the first step, causally;
-- of a lower rank the first piece, with all queries;
-- of a higher rank both pieces, with the queries of its own second piece.
+- In the first step they are its own, and its queries see them causally.
+- From a lower rank all its queries see the first piece.
+- From a higher rank the queries of its second piece see both pieces.
 
-Each step's attention gives its output and the logarithm of the sum of its scores' exponentials (lse). The outputs are
-merged as a sum in which each is weighted by exp(its lse - the lse of all), in float32 (Dao et al., 2022, arXiv
-2205.14135, section 3.1). Backward computes a step's gradients with the merged output and lse: its probabilities are
-then those of the whole. The gradients of keys and values travel along, and a step behind, until they are at home.
+Each step's attention gives its output and lse, the logarithm of the sum of its scores' exponentials. The merged output
+is the sum of the outputs, each times exp(its lse - the lse of all), in float32 (Dao et al., 2022, arXiv 2205.14135,
+section 3.1). Backward computes a step's gradients with the merged output and lse, so its probabilities are those of
+the whole. The gradients of keys and values follow them around the ring, one step behind, back to their rank.
 """
 
 from __future__ import annotations

@@ -65,10 +65,11 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Common(Checked):
-    """Of every layer with parameters.
+    """The arguments of every layer with parameters.
 
-    sequence_parallel: split tokens over fleet's model-parallel group. params_dtype: of the parameters; None is Paddle's
-    default dtype. backend: "transformer_engine" or "paddle".
+    sequence_parallel: split tokens over fleet's model-parallel group.
+    params_dtype: dtype of the parameters; None is Paddle's default dtype.
+    backend: "transformer_engine" or "paddle".
     """
 
     sequence_parallel: bool = False
@@ -78,10 +79,11 @@ class Common(Checked):
 
 @dataclass(frozen=True)
 class NormSettings(Common):
-    """Of a norm.
+    """The arguments of a norm.
 
-    eps: added to the mean square. zero_centered_gamma: it multiplies by 1 + weight, which is 0 at first.
-    sequence_parallel: each rank has other tokens, so that the gradients are to be summed over them.
+    eps: added to the mean square.
+    zero_centered_gamma: the norm multiplies by 1 + weight, and the weight is 0 at first.
+    sequence_parallel: each rank has other tokens, so gradients must be summed over the ranks.
     """
 
     hidden_size: int
@@ -91,11 +93,12 @@ class NormSettings(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSettings(Common):
-    """Of what has a GEMM.
+    """The arguments of a layer with a GEMM.
 
-    init_method: the weight's initializer; None is Normal(0, 0.02). fuse_wgrad_accumulation: add weight gradients to
-    `parameter.main_grad` (float32) inside the GEMMs, or put them there where `parameter.overwrite_main_grad` is set;
-    they set it back. bias: of the GEMM.
+    init_method: the weight's initializer; None is Normal(0, 0.02).
+    fuse_wgrad_accumulation: GEMMs add weight gradients to `parameter.main_grad` (float32). Where
+        `parameter.overwrite_main_grad` is set they overwrite it instead, and reset the flag.
+    bias: the GEMM has a bias.
     """
 
     init_method: nn.initializer.Initializer | None = None
@@ -105,7 +108,10 @@ class GemmSettings(Common):
 
 @dataclass(frozen=True)
 class LinearSettings(GemmSettings):
-    """parallel_mode: the axis on which ranks split the weight: "column", "row" or None."""
+    """The arguments of Linear.
+
+    parallel_mode: the axis on which ranks split the weight: "column", "row" or None.
+    """
 
     in_features: int
     out_features: int
@@ -118,14 +124,14 @@ class LinearSettings(GemmSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class BehindNorm(GemmSettings):
-    """Of what begins with a norm.
+    """The arguments of a layer that begins with a norm.
 
-    set_parallel_mode: split weights over fleet's model-parallel group. normalization: "RMSNorm" or "LayerNorm"; None
-    where there is no norm after all.
-    zero_centered_gamma: the norm multiplies by 1 + weight, which is 0 at first.
+    set_parallel_mode: split weights over fleet's model-parallel group.
+    normalization: "RMSNorm" or "LayerNorm"; None: no norm.
+    zero_centered_gamma: the norm multiplies by 1 + weight, and the weight is 0 at first.
     recompute_modules: parts that backward computes again, so that their results take no memory until then. Megatron's
         names: "layernorm", the outputs of both norms; "core_attn", rotation and attention; "mlp", all of the MLP that
-        its second GEMM needs; and "mlp_act", the MLP's activation alone.
+        its second GEMM needs; "mlp_act", only the MLP's activation.
     """
 
     set_parallel_mode: bool = False
@@ -173,7 +179,7 @@ class BehindNorm(GemmSettings):
 
 @dataclass(frozen=True)
 class LayerNormLinearSettings(BehindNorm):
-    """Of recompute_modules "layernorm" concerns it."""
+    """The arguments of LayerNormLinear. It uses "layernorm" of recompute_modules."""
 
     in_features: int
     out_features: int
@@ -182,12 +188,13 @@ class LayerNormLinearSettings(BehindNorm):
 
 @dataclass(frozen=True, kw_only=True)
 class HalfOptions(BehindNorm):
-    """Of a half of a layer, which adds to its input.
+    """The arguments of a half of a layer, which adds its output to its input.
 
-    bias: of each GEMM. init_method, output_layer_init_method: initializers of the first and of the second GEMM's
-    weight; None is Normal(0, 0.02), and for the second one the first one's. hidden_dropout: the probability with which
-    each number that the half adds is dropped in training; TE's default is 0.1. norms: where its norms are, "before" it,
-    "after" it, of what it adds (OLMo-2), or "both" (Gemma 3).
+    bias: each GEMM has a bias.
+    init_method, output_layer_init_method: initializers of the first and of the second GEMM's weight. None is
+        Normal(0, 0.02), for the second GEMM the first one's.
+    hidden_dropout: the probability with which each number of the output is dropped in training; TE's default is 0.1.
+    norms: "before" the half, "after" it, over its output (OLMo-2), or "both" (Gemma 3).
     """
 
     output_layer_init_method: nn.initializer.Initializer | None = None
@@ -201,11 +208,11 @@ class HalfOptions(BehindNorm):
 
     @property
     def norm_before(self) -> str | None:
-        """Its normalization."""
+        """The normalization before the half; None without that norm."""
         return None if self.norms == "after" else self.normalization
 
     def norm_after(self, size: int, eps: float) -> NormSettings | None:
-        """Of the norm of what the half adds."""
+        """Return the arguments of the norm over the half's output; None without that norm."""
         return None if self.norms == "before" else part(NormSettings, self, hidden_size=size, eps=eps)
 
     @property
@@ -216,18 +223,16 @@ class HalfOptions(BehindNorm):
 
 @dataclass(frozen=True, kw_only=True)
 class MLPOptions(HalfOptions):
-    """Of an MLP.
+    """The arguments of an MLP.
 
-    activation: "swiglu" or "geglu", which are gated, "gelu" or "relu"; experts may have gpt-oss's "clamped_swiglu"
-        (`ops.activations`), too. gelu is its tanh form.
-    activation_func_fp8_input_store: the MLP keeps its first GEMM's output for backward in fp8 (MXFP8: blocks of 32
-        numbers, each with a power of 2), from which backward computes the activation's gradient and what it computes
-        again of it. ffn_hidden_size / tp must be a multiple of 32. Not with "mlp" or mlp_chunk_tokens, which keep
-        nothing there.
-    mlp_chunk_tokens: where there are more tokens, the MLP's GEMMs take so many of them at a time, in forward and in
-        backward, which computes each such chunk again, so that what the MLP needs in between takes the memory of one
-        chunk. In fp8 a multiple of 16, with block scaling of 128, for each rank of sequence parallelism; hidden_size a
-        multiple of 8. 0: all tokens at once.
+    activation: "swiglu" or "geglu", which are gated, "gelu" (its tanh form) or "relu". Experts may also have gpt-oss's
+        "clamped_swiglu" (`ops.activations`).
+    activation_func_fp8_input_store: the MLP keeps its first GEMM's output in fp8 for backward (MXFP8: blocks of 32
+        numbers that share a power of 2). Backward computes the activation and its gradient from that.
+        ffn_hidden_size / tp must be a multiple of 32. Not with "mlp" or mlp_chunk_tokens, which do not keep it.
+    mlp_chunk_tokens: the most tokens that the MLP's GEMMs take at a time; 0: all tokens. Backward computes each chunk
+        again, so the tensors between the GEMMs take the memory of one chunk. In fp8 a multiple of 16, with block
+        scaling of 128, for each rank of sequence parallelism; hidden_size must be a multiple of 8.
     """
 
     activation: str = "swiglu"
@@ -252,7 +257,7 @@ class MLPOptions(HalfOptions):
 
     @property
     def mlp_again(self) -> str | None:
-        """What backward computes again: "mlp", all that the second GEMM needs, "mlp_act", the activation, or None."""
+        """The part of the MLP that backward computes again, as recompute_modules names it, or None."""
         return next((name for name in ("mlp", "mlp_act") if name in self.recompute_modules), None)
 
     @property
@@ -264,9 +269,9 @@ class MLPOptions(HalfOptions):
         return super().keeps_less or self.mlp_again is not None or self.activation_func_fp8_input_store
 
     def input_store(self, ffn: int) -> bool:
-        """Whether the activation's input is kept in fp8.
+        """Return whether the activation's input is kept in fp8.
 
-        ffn: columns of its output on this rank. Raises ValueError where these are no whole blocks.
+        ffn: columns of the activation's output on this rank. Raises ValueError if blocks do not divide them.
         """
         if self.activation_func_fp8_input_store and ffn % MXFP8_BLOCK:
             raise ValueError(
@@ -278,7 +283,7 @@ class MLPOptions(HalfOptions):
 
 @dataclass(frozen=True)
 class MLPSettings(MLPOptions):
-    """Of LayerNormMLP; of recompute_modules all but "core_attn" concern it."""
+    """The arguments of LayerNormMLP. It uses all of recompute_modules but "core_attn"."""
 
     hidden_size: int
     ffn_hidden_size: int
@@ -291,15 +296,15 @@ class MLPSettings(MLPOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CoreOptions(Checked):
-    """Of attention itself.
+    """The arguments that attention and the half around it share.
 
     window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
-    softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head. attention_dropout: the
-    probability with which each number of the softmax is dropped; TE's default is 0.1. layer_number: the layer's place
-    in the model; an attribute for who reads it, as nothing here depends on it. attn_logit_softcapping: c, of which
-    scores become c · tanh(scores / c) (Gemma 2), in backend paddle; 0: they stay. softmax_type: "learnable" has a
-    learnt number for each head beside its scores, a sink, which the softmax's weights leave room for (gpt-oss);
-    "vanilla" has none.
+    softmax_scale: multiplies the scores before the softmax; None is 1 / √d, with d the size of one head.
+    attention_dropout: the probability with which each number of the softmax is dropped; TE's default is 0.1.
+    layer_number: the layer's place in the model. Nothing here depends on it.
+    attn_logit_softcapping: c: scores become c · tanh(scores / c) (Gemma 2), in backend paddle; 0: no cap.
+    softmax_type: "learnable" adds a learnt score of each head, a sink, to the softmax's denominator (gpt-oss);
+        "vanilla" has none.
     """
 
     window_size: tuple[int, int] | None = None
@@ -317,13 +322,14 @@ class CoreOptions(Checked):
 
 @dataclass(frozen=True)
 class CoreSettings(CoreOptions):
-    """Of DotProductAttention.
+    """The arguments of DotProductAttention.
 
-    kv_channels: d, the size of one head; or two sizes, that of queries and keys, and that of values.
-    num_attention_heads: of the whole layer; needed with softmax_type "learnable", whose numbers have params_dtype.
-    attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
-    all, "padding" all but padding, "padding_causal" those before it but padding. set_parallel_mode: fleet's
-    model-parallel ranks share the heads, and drop other numbers each.
+    kv_channels: d, the size of one head; or two sizes, for queries and keys, and for values.
+    num_attention_heads: of the whole layer; needed with softmax_type "learnable".
+    params_dtype: dtype of the sinks of softmax_type "learnable".
+    attn_mask_type: the tokens that a token sees: "causal" those before it, "no_mask" all, "padding" all but padding,
+        "padding_causal" those before it but padding.
+    set_parallel_mode: fleet's model-parallel ranks share the heads, and each draws its own dropout.
     """
 
     kv_channels: int | tuple[int, int]
@@ -340,12 +346,12 @@ class CoreSettings(CoreOptions):
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees none after it."""
+        """Whether a token sees no later token."""
         return is_causal(self.attn_mask_type)
 
     @property
     def window(self) -> int:
-        """How many keys before its own a query sees, -1 for all of them."""
+        """The number of keys before its own that a query sees; -1: all."""
         return keys_before(self.window_size, self.causal)
 
     @property
@@ -355,26 +361,28 @@ class CoreSettings(CoreOptions):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The factor of the scores."""
         return self.channels[0] ** -0.5 if self.softmax_scale is None else self.softmax_scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions(CoreOptions, HalfOptions):
-    """Of the attention half.
+    """The arguments of the attention half.
 
-    add_qkv_bias: a bias of the projection to q, k and v, and no other (Megatron-Core's name).
+    add_qkv_bias: only the projection to q, k and v has a bias (Megatron-Core's name).
     kv_channels: the size of one head; None is hidden_size / num_attention_heads.
-    qk_norm_type: "RMSNorm" norms each head of q and k, with qk_norm_eps and a weight for q and one for k that all heads
-        share; qk_norm_before_rope: before they are rotated (as Qwen3) instead of after. None: no such norm.
-        qk_norm_zero_centered_gamma: they multiply by 1 + weight (Gemma 3). qk_norm_over: "head", or "all" for norms of
-        all heads of q, and of k, together, with a weight for each of their numbers (OLMo-2), before rotation.
-    rotary_pos_interleaved: numbers 2i and 2i + 1 of a head are rotated together (GLM-4), not i and i + half. How many
-        of a head's numbers are rotated follows from the angles. rotary_factor: what these are multiplied by (LongRoPE
-        of a part of each head, as Phi-4-mini's).
-    attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
+    qk_norm_type: "RMSNorm" norms q and k; None: no such norm.
+    qk_norm_eps: added to the mean square.
+    qk_norm_before_rope: norm before rotation (Qwen3) instead of after.
+    qk_norm_zero_centered_gamma: these norms multiply by 1 + weight (Gemma 3).
+    qk_norm_over: "head": each head by itself, with one weight that all heads of q share, and one for k. "all": all
+        heads of q together, and all of k, with a weight for each number (OLMo-2), before rotation.
+    rotary_pos_interleaved: numbers 2i and 2i + 1 of a head are rotated together (GLM-4), not i and i + half. The
+        number of rotated numbers follows from the angles.
+    rotary_factor: multiplies the rotated numbers (LongRoPE of a part of each head, as in Phi-4-mini).
+    attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h], which costs two copies in attention.
     cp_comm_type: how attention sees whole sequences whose tokens are split over fleet's sep group; TE's name, see
-        `distributed.context_parallel`. None: sequences are whole. max_sequence_length is that of whole ones.
+        `distributed.context_parallel`. None: sequences are whole. max_sequence_length counts whole sequences.
     """
 
     add_qkv_bias: bool = False
@@ -405,11 +413,13 @@ class AttentionOptions(CoreOptions, HalfOptions):
 
 @dataclass(frozen=True)
 class AttentionSettings(AttentionOptions):
-    """Of MultiHeadAttention.
+    """The arguments of MultiHeadAttention.
 
-    hidden_size, num_attention_heads: of the whole layer, not of one rank. num_gqa_groups: key and value heads; None is
-    num_attention_heads. layernorm_epsilon: of the norm. max_sequence_length: s; needed under sequence parallelism,
-    where activations arrive as [b·s/tp, h]. attn_mask_type: as CoreSettings'.
+    hidden_size, num_attention_heads: of the whole layer, not of one rank.
+    num_gqa_groups: key and value heads; None is num_attention_heads.
+    layernorm_epsilon: the norm's eps.
+    max_sequence_length: s; needed under sequence parallelism, where activations arrive as [b·s/tp, h].
+    attn_mask_type: as CoreSettings'.
     """
 
     hidden_size: int
@@ -445,7 +455,7 @@ class AttentionSettings(AttentionOptions):
 
     @property
     def qkv(self) -> LayerNormLinearSettings:
-        """Of the projection to q, k and v."""
+        """The arguments of the projection to q, k and v."""
         return part(
             LayerNormLinearSettings,
             self,
@@ -458,7 +468,7 @@ class AttentionSettings(AttentionOptions):
 
     @property
     def proj(self) -> LinearSettings:
-        """Of the projection behind attention."""
+        """The arguments of the projection behind attention."""
         return part(
             LinearSettings,
             self,
@@ -470,11 +480,11 @@ class AttentionSettings(AttentionOptions):
 
     @property
     def core(self) -> CoreSettings:
-        """Of attention itself."""
+        """The arguments of attention itself."""
         return part(CoreSettings, self, kv_channels=self.head_dim)
 
     def qk_norm(self, heads: int) -> NormSettings | None:
-        """Of the norm of q or of k, whose heads on this rank are so many."""
+        """Return the arguments of the norm of q or of k with so many heads on this rank; None without it."""
         if self.qk_norm_type is None:
             return None
         size = self.head_dim * (heads if self.qk_norm_over == "all" else 1)
@@ -484,7 +494,7 @@ class AttentionSettings(AttentionOptions):
 
 @dataclass(frozen=True)
 class LayerSettings(AttentionOptions, MLPOptions):
-    """Of TransformerLayer.
+    """The arguments of TransformerLayer.
 
     hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
     num_gqa_groups, max_sequence_length: as AttentionSettings'. layernorm_epsilon: of both norms.
@@ -505,10 +515,10 @@ class LayerSettings(AttentionOptions, MLPOptions):
 
     @property
     def attention(self) -> AttentionSettings:
-        """Of the attention half."""
+        """The arguments of the attention half."""
         return part(AttentionSettings, self, attn_mask_type=self.self_attn_mask_type)
 
     @property
     def mlp(self) -> MLPSettings:
-        """Of the MLP half."""
+        """The arguments of the MLP half."""
         return part(MLPSettings, self, eps=self.layernorm_epsilon)

@@ -38,13 +38,14 @@ class LatentHeads(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What becomes of q · kᵀ.
+    """How attention turns the scores q · kᵀ into the softmax.
 
-    scale: it is multiplied by that. causal: a query sees itself and the keys before it; without, all keys. A mask says
-    by itself what is seen. window: how many keys before its own a query sees, with a mask or without; -1: all of them.
-    dropout: the probability with which each number of the softmax becomes 0, before it meets v; the others are divided
-    by 1 - dropout. Which ones follows from Paddle's random numbers. It is dropped whenever it is not 0: in evaluation,
-    pass 0. softcap: c, of which they become c · tanh(scores / c) before anything is hidden (Gemma 2); 0: they stay.
+    scale: multiplies the scores.
+    causal: a query sees itself and the keys before it; False: all keys. A mask overrides this.
+    window: the number of keys before its own that a query sees, with a mask or without; -1: all of them.
+    dropout: the probability with which each number of the softmax becomes 0 before it multiplies v; the others are
+        divided by 1 - dropout. Paddle's random numbers choose them. Pass 0 in evaluation.
+    softcap: c: scores become c · tanh(scores / c) before anything is hidden (Gemma 2); 0: no cap.
     """
 
     scale: float

@@ -10,12 +10,13 @@ from paddle import Tensor
 class LowRankUpdate(NamedTuple):
     """scaling · x · A · B, which LoRA (Hu et al., 2021) adds to the parts of a linear operation's output.
 
-    a, b: of each part A [in_features, r] and B [r, its size], tensors of this rank with one r, or None for a part that
-    gets nothing. sizes: of the parts, which lie side by side in the output. x: in the place of the operation's own,
-    with dropout; None where that is to be taken.
+    a, b: for each part A [in_features, r] and B [r, its size] of this rank, with the same r, or None for a part
+        without LoRA.
+    sizes: the columns of the parts, which lie side by side in the output.
+    x: the operation's input after dropout; None: the operation's own input.
 
-    With tensor parallelism A is whole and B split in a column-parallel operation, and the other way round in a
-    row-parallel one: what travels between the ranks has as many columns as the A together.
+    With tensor parallelism a column-parallel operation has A whole and B split, a row-parallel one A split and B whole.
+    So ranks exchange only as many columns as all A have together.
     """
 
     a: tuple[Tensor | None, ...]

@@ -19,17 +19,20 @@ from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops import BACKENDS
 from paddle_te.ops.interface import QuantizersOfTwo
 
-SMALL = 1e-20  # what sigmoids' sum is kept above, as in DeepSeek-V3
+SMALL = 1e-20  # the least sum of sigmoids, as in DeepSeek-V3
 
 
 class Routing(NamedTuple):
     """How a router's logits become probabilities of the chosen experts.
 
-    topk: experts of a token. score_function: "softmax" or "sigmoid". pre_softmax: softmax over all experts, not over
-    the chosen ones. num_groups, group_topk: experts stand in so many groups, and a token's are chosen among those of
-    its best group_topk groups, by the sum of each one's group_best best scores: 2 in DeepSeek-V3, 1 in DeepSeek-V2;
-    None: topk / group_topk. num_groups None: no groups.
-    scaling_factor: multiplies the probabilities. Sigmoids of several experts are divided by their sum.
+    topk: experts of a token.
+    score_function: "softmax" or "sigmoid". Sigmoids of several experts are divided by their sum.
+    pre_softmax: softmax over all experts instead of the chosen ones.
+    num_groups: groups of experts; None: no groups.
+    group_topk: a token's experts are chosen from so many groups, those with the highest scores.
+    group_best: a group's score is the sum of so many of its best experts' scores: 2 in DeepSeek-V3, 1 in DeepSeek-V2;
+        None: topk / group_topk.
+    scaling_factor: multiplies the probabilities.
     """
 
     topk: int

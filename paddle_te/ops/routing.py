@@ -30,8 +30,8 @@ def route(logits: Tensor, routing: Routing, expert_bias: Tensor | None = None) -
 def apply_routing(function: type[PyLayer], *arguments: Any) -> tuple[Tensor, Tensor]:
     """Apply a PyLayer that makes (probs, routing_map); the map gets no gradient.
 
-    `ctx.mark_non_differentiable` would say the same, but ctx would then hold the map, whose graph holds ctx: what was
-    computed until then would stay in memory for good where no backward follows, as after an error.
+    `ctx.mark_non_differentiable` would do the same, but ctx would then hold the map, and the map's graph holds ctx.
+    If no backward followed, for example after an error, all tensors of the forward would stay in memory.
     """
     probs, routing_map = function.apply(*arguments)
     return probs, routing_map.detach()

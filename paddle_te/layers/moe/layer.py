@@ -63,7 +63,7 @@ class MoELayer(_Layer):
         return recompute(whole, x) if again else whole(x)
 
     def _sequences(self, x: Tensor) -> int:
-        """Return how many sequences the tokens are of, under sequence parallelism those of all ranks."""
+        """Return the number of sequences that the tokens form, under sequence parallelism on all ranks together."""
         if x.ndim > 2:
             return x.shape[0]
         tp, length = self.router.tp, self.config.max_sequence_length

@@ -114,7 +114,7 @@ def activated_in_both(
 def activated_again(
     rt: Recorder, hidden: Matrix | StoredInput, code: int, quantizers: RecordedQuantizers | None, activation: str
 ) -> Matrix | Float8Matrix:
-    """Compute in backward what forward has not kept of `activated`."""
+    """Compute `activated` again in backward, where forward has not kept it."""
     act = activated(rt, hidden, code, quantizers, activation)
     drop_data(rt, act)
     return act

@@ -48,9 +48,9 @@ Views: TypeAlias = tuple[Any, Any, Any]  # native q, k and v
 Target: TypeAlias = int | tuple[int, int, int]  # the address of one buffer of q, k and v, or those of three
 SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
 THD_SEPARATE, THD_PACKED = int(QKVLayout.THD_THD_THD), int(QKVLayout.T3HD)
-HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in float16 too: a row of -inf is NaN
-# Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
-# computing behind a growing cache, and rows of the mask are aligned.
+HIDDEN = -3e4  # added to the score of a hidden token; finite in float16, too, because a row of -inf gives NaN
+# With a mask the number of keys is rounded up to a multiple of this. cuDNN plans anew for each number of keys, which
+# takes longer than attention over a growing cache. It also aligns the rows of the mask.
 KEY_MULTIPLE = 64
 # from here on cuDNN has a softmax with an offset (9.13.1 has one, too), and its gradient over packed documents is right
 CUDNN_OFFSET, CUDNN_PACKED_OFFSET = (9, 14), (9, 26)
@@ -223,10 +223,10 @@ class _Bias(_Sequences):
 
 @dataclass(slots=True)
 class _Softmax:
-    """Say what becomes of the scores: softmax(scale · scores of what is `seen`).
+    """Compute softmax(scale · scores) over the tokens that are `seen`.
 
-    Each number is dropped with the probability `dropout`. rng_state: what `draw_rng_state` gave, a tensor or its
-    Placeholder; None without dropout. offset: float32 [h], see `ops.interface`, the same; None: there is none.
+    dropout: the probability with which each number is dropped. rng_state: `draw_rng_state`'s tensor or its
+    Placeholder; None without dropout. offset: float32 [h] or its Placeholder, see `ops.interface`; None: no offset.
     """
 
     scale: float
@@ -236,9 +236,9 @@ class _Softmax:
     offset: Any = None
 
     def last_arguments(self, rt: Runtime, others: int, *gradient: Memory) -> tuple[Any, ...]:
-        """Return the last arguments of both, behind the `others` that only fp8 has: window and offset, if any.
+        """Return the last arguments of attention_fwd and attention_bwd: window and offset, if any.
 
-        gradient: of the offset, which attention_bwd fills.
+        others: the number of preceding arguments that only fp8 uses. gradient: the offset's, which attention_bwd fills.
         """
         window = self.seen.window
         if self.offset is None:
@@ -247,26 +247,25 @@ class _Softmax:
         return *[None] * others, window, *offsets
 
     def new_gradient(self, rt: Runtime) -> tuple[Any, ...]:
-        """Return memory for the offset's gradient, which cuDNN computes whether wanted or not; () without offset."""
+        """Return memory for the offset's gradient, which cuDNN always computes; () without an offset."""
         return () if self.offset is None else (rt.empty(self.offset.shape, paddle.float32),)
 
     def wanted(self, gradient: tuple[Any, ...]) -> Any:
-        """Return the `new_gradient` where somebody wants it."""
+        """Return the `new_gradient` if the offset is trained, else None."""
         return gradient[0] if gradient and not self.offset.stop_gradient else None
 
     def dropout_arguments(self, rt: Runtime) -> tuple[float, Any]:
-        """Return what both take as dropout and rng_state."""
+        """Return dropout and rng_state as attention_fwd and attention_bwd take them."""
         if not self.dropout:
             return 0.0, None
         return self.dropout, rt.tensor(self.rng_state.data_ptr(), (2,), INT64)
 
 
 def draw_rng_state(dropout: float) -> Tensor | None:
-    """Return 16 random bytes, which cuDNN takes for the seed and the offset of its generator; None without dropout.
+    """Return 16 random bytes as the seed and the offset of cuDNN's generator; None without dropout.
 
-    They come from Paddle's generator on the device itself, so that nobody waits for them, and are others in each call.
-    Where its state is what it was, as in recompute or after a checkpoint, they are what they were: the mask follows
-    from them.
+    Paddle's generator makes them on the device, so the host does not wait. Each call gives other bytes. When the
+    generator's state is restored, in recompute or from a checkpoint, they repeat, and so does the dropout mask.
     """
     return paddle.rand([4], "float32") if dropout else None
 

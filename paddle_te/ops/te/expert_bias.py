@@ -8,7 +8,7 @@ from paddle_te.ops.te.recording import Placeholder, Recorder
 
 
 def add(rt: Recorder, rows: Rows, bias: Placeholder | None, code: int, prob_of: int = 0) -> None:
-    """Add each expert's bias, if any, to its rows. prob_of: the address of what multiplies it for each row."""
+    """Add each expert's bias, if any, to its rows. prob_of: the address of each row's factor for the bias."""
     if bias is not None:
         experts.add_bias(rt.te, rt.stream, rows, bias.data_ptr(), prob_of, code)
 

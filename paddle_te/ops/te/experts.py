@@ -1,7 +1,7 @@
 """Experts on Transformer Engine's grouped GEMMs and our kernels: see `paddle_te.ops.moe`.
 
-How many rows each expert has is known to the device alone. Memory has room for the most that there can be, and the
-GEMMs read the numbers where they lie, so that the host waits for nothing and a recorded program serves all batches.
+Only the device knows how many rows each expert has. Memory has room for the greatest possible number, and the GEMMs
+read the numbers on the device. So the host never waits, and one recorded program serves all batches.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ Grouped: TypeAlias = Matrix | float8_experts.Operand | float8_experts.BlockOpera
 class Group(NamedTuple):
     """The rows of all experts.
 
-    experts: how many. rows: that there is memory for. counts: address of the experts' rows. begins: {columns: address
-    of where each expert's rows begin in a matrix with so many}.
+    experts: number of experts. rows: number of rows that memory has room for. counts: address of each expert's number
+    of rows. begins: {columns: address of the places where experts' rows begin in a matrix with so many columns}.
     """
 
     experts: int

@@ -65,7 +65,7 @@ class Sizes(Protocol):
 
 
 class _Factors(NamedTuple):
-    """The format of what is in fp8 and the addresses of its factors, as a Quantizer has them."""
+    """The format of a tensor in fp8 and the addresses of its factors, as a Quantizer has them."""
 
     dtype: str
     scale_ptr: int
@@ -74,7 +74,7 @@ class _Factors(NamedTuple):
 
     @classmethod
     def of(cls, quantizer: Quantizer, slot: int, amax: int) -> _Factors:
-        """Return a quantizer's. amax: its address. Where it has no scale yet, scale and scale_inv lie in the slot."""
+        """Return a quantizer's _Factors. amax: its address. Without a scale, scale and scale_inv lie in the slot."""
         if quantizer.kind == "delayed":
             return cls(quantizer.dtype, quantizer.scale_ptr, amax, quantizer.scale_inv_ptr)
         return cls(quantizer.dtype, slot + 4, amax, slot + 16)
@@ -86,7 +86,7 @@ class _Factors(NamedTuple):
 
 
 def _float8(rt: Runtime, address: int, shape: tuple[int, ...], factors: _Factors) -> Any:
-    """Return a native tensor in fp8; address 0: the factors alone."""
+    """Return a native tensor in fp8; address 0: only its factors."""
     pointers = factors.scale_ptr, factors.amax_ptr, factors.scale_inv_ptr
     return rt.tensor(address, shape, FP8[factors.dtype], 0, *pointers)
 
@@ -112,13 +112,16 @@ class Float8QKV:
 class Float8Attention:
     """One attention's forward and backward.
 
-    Inside cuDNN's kernels the softmax is rounded to fp8 before it meets v, and its gradient before it meets q and k.
-    quantizers: of (q, k, v together; the softmax; the output), with those of their gradients. The kernels write no
-    scale_inv: those of the softmax, the output and their gradients come from the update of the scales. And they
-    overwrite amax (dq, dk and dv together with their greatest), which must be the greatest of all micro-batches'.
+    cuDNN's kernels round the softmax to fp8 before it multiplies v, and its gradient before it multiplies q and k.
+    They write no scale_inv: for the softmax, the output and their gradients it comes from the update of the scales.
+    They overwrite amax, for dq, dk and dv together, although it must be the greatest of all micro-batches. So the
+    kernels write to slots, and the slots are added to the quantizers' amax.
 
-    In the first step (quantizers of kind "current") there are no scales yet. Those of q, k and v and of the output's
-    gradient come from these tensors, those of what a kernel rounds from its amaxes: it runs until they are known.
+    quantizers: for q, k and v together, for the softmax, and for the output, each also for the gradient.
+
+    In the first step (quantizers of kind "current") there are no scales yet. Scales of q, k and v and of the output's
+    gradient come from these tensors. Scales of the numbers that a kernel rounds come from the kernel's amaxes, so it
+    runs until they are known.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class Float8Attention:
         return out
 
     def backward(self, rt: Runtime, dout: Any, views: Sequence[Any]) -> None:
-        """Fill the gradients' views, which are as forward's."""
+        """Fill the gradients. views: theirs, in the form of forward's."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
         _memory, dqkv_at, dout_at, slots = self._allocate(rt)
@@ -182,13 +185,13 @@ class Float8Attention:
 
 
 def _results(slots: Sequence[int], first: Quantizer, second: Quantizer) -> tuple[_Factors, _Factors]:
-    """_Factors of what a kernel rounds: first inside, then what it makes of that. It overwrites the slots' amaxes."""
+    """Return the _Factors of a kernel's inner tensor and of its result. The kernel overwrites the slots' amaxes."""
     _, of_first, of_second = slots
     return _Factors.of(first, of_first, of_first), _Factors.of(second, of_second, of_second)
 
 
 def _quantize(rt: Runtime, pairs: Sequence[tuple[Any, Any]], quantizer: Quantizer, slots: Sequence[int]) -> None:
-    """Cast [(fp8, 16-bit)], one pair or three, under one scale; in the first step that of them all, in slots[0]."""
+    """Cast [(fp8, 16-bit)], one pair or three, under one scale; in the first step it is computed in slots[0]."""
     if quantizer.kind == "current":
         of_each = [_Factors.of(quantizer, slot, slot) for slot in slots]
         for (_, source), factors in zip(pairs, of_each, strict=False):
@@ -203,7 +206,7 @@ def _quantize(rt: Runtime, pairs: Sequence[tuple[Any, Any]], quantizer: Quantize
 
 
 def _count(rt: Runtime, sources: Iterable[Any], factors: _Factors, quantizer: Quantizer) -> None:
-    """Count what became of 16-bit tensors that were cast under one scale."""
+    """Add 16-bit tensors that were cast under one scale to a step's statistics."""
     for source in sources:
         form = Form(source.dtype, FP8[quantizer.dtype])
         sizes = math.prod(source.shape[:-1]), source.shape[-1]
@@ -220,9 +223,9 @@ def _run_with_amaxes(
 ) -> None:
     """Run a kernel and add its two results' amaxes to those of the quantizers.
 
-    results: their _Factors. amax: the address of that of a tensor which the kernel reads. In the first step it gives
-    the scales to begin with. The first run then knows the amax of what is rounded inside, and the second one, which
-    rounds that rightly, the amax of what is made of it.
+    results: their _Factors, the inner tensor's first. amax: the address of an input's amax. In the first step it gives
+    the scales to begin with. The first run then finds the amax of the inner tensor. The second run rounds that
+    tensor rightly and finds the amax of the result.
     """
     if quantizers[0].kind == "current":
         for factors in results:

@@ -1,9 +1,10 @@
-"""What Ops with GEMMs are made of: operands, the three GEMMs, biases, and collectives around them.
+"""Parts of Ops with GEMMs: operands, the three GEMMs, biases, and the collectives around them.
 
 With W [out, in]: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x. Under fp8 the three read e4m3 copies of x and W and a copy of dy in
-the recipe's backward format; forward makes the transposed copies that backward reads and frees the others. With
-transpose_y=False W is [in, out]: y = x·W, dx = dy·Wᵀ, dW = xᵀ·dy. TE picks of each fp8 operand the copy that Hopper's
-GEMM reads, so that only flags differ, and which copy of W backward reads: the one that is not transposed.
+the recipe's backward format. Forward makes the transposed copies that backward reads, and frees the others.
+
+With transpose_y=False W is [in, out]: y = x·W, dx = dy·Wᵀ, dW = xᵀ·dy. TE picks the copy of each fp8 operand that
+Hopper's GEMM reads. So only the flags differ, and backward reads the copy of W that is not transposed.
 """
 
 from __future__ import annotations
@@ -196,9 +197,9 @@ def cast(rt: Recorder, memory: Placeholder, dtype: Any) -> Placeholder:
 def wgrad(
     rt: Recorder, x: Operand, dy: Operand, weight: Placeholder, code: int, fp8: bool, dbias: BiasGradient | None = None
 ) -> Placeholder | None:
-    """Return dW; None, with dW put into weight.main_grad (float32) or added to it, where there is that.
+    """Return dW. If the weight has a main_grad (float32), write or add dW to that and return None.
 
-    Of a weight [in, out] it is that with x and dy exchanged. dbias: a BiasGradient, filled here unless in fp8.
+    For a weight [in, out] exchange x and dy. dbias: a BiasGradient, filled here unless in fp8.
     """
     epilogue = () if dbias is None or fp8 else (None, dbias.native)
     if weight.stop_gradient and not epilogue:
@@ -392,8 +393,8 @@ class SavedColumn:
     ) -> tuple[Placeholder | None, Placeholder | None, Placeholder | None, Placeholder | None]:
         """Return (dx, the gradients of the norm's weight and bias, dW) from dy as the backward GEMMs read it.
 
-        dbias: a BiasGradient to fill, or None. weight: in the place of its own, whose gradient is to be added up
-        elsewhere. into: `Normed.backward`'s.
+        dbias: a BiasGradient to fill, or None. weight: replaces its own weight, if the gradient is added up elsewhere.
+        into: `Normed.backward`'s.
         """
         given = self.operand, self.w, weight or self.weight, self.norm, self.quantizers, self.tp
         dz, dw = _column_backward(rt, dy, *given, dbias)

@@ -1,9 +1,9 @@
-"""Where our kernels stand in for TE's functions, whose bits they have. Tests and benchmarks replace these functions.
+"""Choose where our kernels replace TE's functions, with the same bits. Tests and benchmarks replace these functions.
 
-What none of them takes goes the slower way of TE's functions, and computes the same: geglu and its cast (Gemma),
-RMSNorm of a width that `rmsnorm.takes` does not list (Gemma 3, Phi-4-mini), and norms behind a layer's halves, which
-are passes of their own. Norms of q and k with the rotation (`native.qk_norm`) have no such way: they take heads of up
-to 512 numbers, with 1 + weight or without, and refuse others.
+TE's slower functions compute the rest: geglu and its cast (Gemma), RMSNorm of a width that `rmsnorm.takes` does not
+list (Gemma 3, Phi-4-mini), and norms behind a layer's halves, which are passes of their own. TE has no function for
+norms of q and k with the rotation (`native.qk_norm`). They take heads of up to 512 numbers, with 1 + weight or without,
+and refuse others.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from paddle_te.native import experts, newton_schulz, rmsnorm
 from paddle_te.ops.te.recording import RecordedQuantizer
 from paddle_te.ops.te.runtime import Runtime
 
-BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
-ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for a tensor
+BLACKWELL = (10, 0)  # from here on TE's functions compute the sigmoid differently, and are fast enough
+ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for each tensor
 
 
 def swiglu(rt: Runtime, activation: str, quantizer: RecordedQuantizer) -> bool:

@@ -16,7 +16,7 @@ from paddle_te.ops.te.runtime import check_tensor, dtype_code
 
 @dataclass(slots=True)
 class _Saved:
-    """What backward reads: the inputs, of which it takes shapes and whether they want gradients, and the angles."""
+    """Hold what backward reads: the inputs' shapes and stop_gradient, and the angles."""
 
     inputs: tuple[Placeholder, Placeholder, Placeholder]
     freqs: Placeholder

@@ -165,9 +165,9 @@ class LowRankLinearSettings(NamedTuple):
 
 @dataclass(slots=True)
 class SavedLowRankLinear:
-    """Hold what the backward of `low_rank_linear_forward` reads.
+    """Hold the tensors that the backward of `low_rank_linear_forward` reads.
 
-    product: None where the weight has none beside it. dropped: in the place of x for the product, or None.
+    product: the low-rank product, None without LoRA. dropped: the product's input after dropout; None: x.
     """
 
     linear: _SavedLinear

@@ -99,7 +99,7 @@ class LowRankProduct:
     ) -> list[Placeholder | None]:
         """Return the gradients of the factors, in their order, from what `input_gradient` has given.
 
-        x: in the place of forward's, where backward has computed it again.
+        x: replaces forward's x where backward has computed it again.
         """
         dtype, code, te, stream = self.x.dtype, self.code, rt.te, rt.stream
         matrix, da = rt.matrix(self.x if x is None else x, code), rt.new_matrix(self.a.shape, dtype, code)

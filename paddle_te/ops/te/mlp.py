@@ -1,9 +1,8 @@
 """The MLP half of a layer as Ops: see paddle_te.ops.te.recording.
 
-For all tokens at once, or in chunks of tokens. Chunks are tiled computation as DeepSpeed's ALST has it ("TiledMLP",
-Bekman et al., 2025, arXiv:2506.13996): forward keeps nothing but its input, and backward goes through the chunks,
-computing each again, so that what lies between norm and output exists of one chunk at a time. The weights' gradients
-are added up in float32, in the GEMMs.
+It takes all tokens at once, or chunks of them like "TiledMLP" of DeepSpeed's ALST (Bekman et al., 2025,
+arXiv:2506.13996). With chunks forward keeps only its input. Backward computes one chunk after another again, so the
+tensors between norm and output exist for one chunk at a time. GEMMs add up the weights' gradients in float32.
 """
 
 from __future__ import annotations
@@ -290,7 +289,7 @@ def _backward_of_chunk(
 
 
 class _Gradients:
-    """Of the tensors of an op's OpInputs, whose x is taken in so many chunks."""
+    """The gradients of the tensors of an op's OpInputs; `chunks` is the number of pieces of x."""
 
     def __init__(self, rt: Recorder, inputs: OpInputs, chunks: int) -> None:
         x, ln_weight, ln_bias, fc1, fc1_bias, fc2, fc2_bias = self._tensors = inputs.tensors

@@ -91,7 +91,7 @@ class Normed:
         return out
 
     def casts(self, rt: Recorder, quantizer: RecordedQuantizer) -> bool:
-        """Say whether `forward_in_fp8` comes in the place of `forward`."""
+        """Return whether `forward_in_fp8` replaces `forward`."""
         return self._beta is None and kernel_choice.norm(rt, self.x.shape[1], self.code, quantizer)
 
     def forward_in_fp8(
@@ -159,7 +159,7 @@ class Normed:
 
 
 class Unnormed:
-    """Hold x in the place of a Normed, where there is no norm. What it is read for is x itself."""
+    """Replace a Normed where there is no norm: its output is x itself."""
 
     weight = bias = copy = None
     recompute, statistics_bytes = False, 0
@@ -174,7 +174,7 @@ class Unnormed:
     def backward(
         self, rt: Recorder, dz: Matrix, add: Placeholder | None = None, into: Sequence[Placeholder | None] | None = None
     ) -> Gradients:
-        """Do as Normed's; dz is overwritten."""
+        """Return the gradients as Normed does; dz is overwritten."""
         if add is not None:
             addresses = dz.memory.data_ptr(), add.data_ptr()
             addition.add_to(rt.te, rt.stream, *addresses, math.prod(self.x.shape), self.code)

@@ -1,10 +1,10 @@
-"""Activations in host memory: what layers keep for backward leaves the device after forward and comes back in time.
+"""Activations in host memory: tensors that wait for backward leave the device after forward and come back in time.
 
-Copies run on a stream of their own, to and from pinned memory, beside computing. Of L layers the first N are moved, and
-no more than about d = L - N layers' activations are on the device at a time. A layer's are let go when the layer d
-places further on begins its forward, where the computing stream waits for the copy. They begin to come back when the
-layer d - 1 places further on begins its backward, by when as much memory is free again. So each copy has as long as it
-can have without more memory. What is computed sees the same bytes.
+Copies run on a stream of their own, to and from pinned memory, beside computing. The first N of L layers are moved, so
+the activations of about d = L - N layers are on the device at a time. A layer's activations are freed when the layer d
+places later begins its forward; there the computing stream waits for the copy. They begin to come back when the layer
+d - 1 places later begins its backward, which has freed as much memory. So each copy has the longest time possible
+without more memory. Computing sees the same bytes.
 
 Megatron-Core's and Transformer Engine's CPU offloading of activations move them layer by layer, too.
 """

@@ -197,10 +197,10 @@ class Program:
     ) -> list[Tensor | None]:
         """Return the gradients of the tensors.
 
-        Takes what it needs off the lists `kept` and `grads`, to let it go early.
+        Removes tensors from the lists `kept` and `grads`, to free them early.
 
-        A weight whose main gradient this has written has overwrite_main_grad, False; who sets it gets the next gradient
-        in place of what the main gradient holds (TE's PyTorch modules know the same name).
+        This sets overwrite_main_grad to False on a weight whose main gradient it has written. Set it to True to make
+        the next gradient overwrite the main gradient, as in TE's PyTorch modules.
         """
         weights = dict(zip(self._kept, kept, strict=True)) if self._fused else {}
         # not a weight that only its main gradient is wanted of: it may have no memory now

@@ -85,13 +85,16 @@ def operand_pieces(
     transpose_y: bool = True,
     recompute: bool = False,
 ) -> OperandPieces:
-    """Make OperandPieces for a forward GEMM, of whose operands backward keeps the transposes only.
+    """Make OperandPieces for a forward GEMM. Only the transposes of its operands are kept for backward.
 
-    shape, weight_shape: None for what lies elsewhere, as a weight does that is cached, or will be.
-    columnwise: whether there is a backward; wgrad: whether it computes the weight's gradient, for which alone it reads
-    the input's transpose. more: bytes that backward keeps beside that, a multiple of 256. transpose_y: False for a
-    weight in `exchanged` pieces. recompute: backward makes the input again.
-    Where the weight exists in fp8 only, backward makes its transpose anew.
+    shape, weight_shape: None for an operand in memory of its own, such as a weight that is cached.
+    columnwise: whether there is a backward.
+    wgrad: whether backward computes the weight's gradient; only that reads the input's transpose.
+    more: further bytes that backward keeps, a multiple of 256.
+    transpose_y: False for a weight in `exchanged` pieces.
+    recompute: backward makes the input again.
+
+    Backward makes the transpose of a weight that exists in fp8 only.
     """
     of_input = 0 if shape is None else _size(shape, quantizers.input)
     updated = weight_shape is not None and quantizers.update_weight and not quantizers.keeps_weight
@@ -212,23 +215,23 @@ class Float8Matrix:
         self._bind(rt)
 
     def drop_transpose(self, rt: Runtime) -> None:
-        """Let go of the transposed copy: of a weight [in, out] backward reads the rowwise data only."""
+        """Free the transposed copy: backward reads only the rowwise data of a weight [in, out]."""
         self.columnwise, self._transpose = None, 0
         self._bind(rt)
 
     @classmethod
     def rows_of_rank(cls, rt: Runtime, shape: tuple[int, int], quantizer: RecordedQuantizer) -> Self:
-        """Make a rank's own rows, which `gathered` makes a matrix of all ranks' rows from.
+        """Make a rank's own rows, from which `gathered` makes the matrix of all ranks' rows.
 
-        Their data is a tensor of its own, and there is no transposed copy. Block scaling has no such rows.
+        Their data is a tensor of its own, without a transposed copy. Block scaling does not support this.
         """
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
     def gathered(self, rt: Runtime, whole: Memory, rowwise: bool = True, columnwise: bool = True) -> Float8Matrix:
-        """Make the matrix whose data is the tensor `whole`, under this one's scale.
+        """Make the matrix whose data is the tensor `whole`, with this matrix's scale.
 
-        whole: of all ranks' `rowwise`, whose scales must be alike. rowwise, columnwise: whether its data is wanted,
-        whether its transpose is.
+        whole: all ranks' `rowwise`; the ranks must have the same scale. rowwise, columnwise: whether the data, and
+        whether the transpose, is wanted.
         """
         rows, cols = whole.shape
         out = self._of((rows, cols), whole, whole.data_ptr())
@@ -240,7 +243,7 @@ class Float8Matrix:
         return out
 
     def _of(self, shape: tuple[int, int], rowwise: Any, data: int) -> Float8Matrix:
-        """Make a matrix of data that lies in a tensor, at this address, under this one's scale, to be bound."""
+        """Make a matrix with this matrix's scale on data at an address in a tensor; bind it before use."""
         out = Float8Matrix.__new__(Float8Matrix)
         out.quantizer, out._scale_inv, out.shape = self.quantizer, self._scale_inv, shape
         out.rowwise, out._data, out.columnwise, out._transpose = rowwise, data, None, 0
@@ -256,7 +259,7 @@ class Float8Matrix:
 
 
 class CurrentMatrix(Float8Matrix):
-    """Hold one whose scale comes from its own numbers. Both copies have the same factors."""
+    """Hold a matrix whose scale comes from its own numbers. Both copies have the same factors."""
 
     __slots__ = ("_factors",)
 
@@ -280,7 +283,7 @@ class CurrentMatrix(Float8Matrix):
         return super().fill(rt, source, dbias)
 
     def fill_by(self, rt: Runtime, cast: Callable[[CastTarget, bool], None]) -> Self:
-        """Quantize in two passes over what `cast` reads, of which the first one writes the amax alone."""
+        """Quantize in two passes over the tensor that `cast` reads; the first pass writes only the amax."""
         rt.te.memset_async(self._factors, 0, 4, rt.stream)
         cast(CastTarget.only_amax(self._factors), True)
         rt.te.compute_scale_from_amax(self._measured(rt), rt.stream)
@@ -504,10 +507,10 @@ def quantized_together(
 ) -> list[Float8Matrix] | list[None]:
     """Return two weights [out, in] in fp8, cast by one kernel.
 
-    quantizers: of the GEMM of each. columnwise: whether there is a backward.
+    quantizers: of each weight's GEMM. columnwise: whether there is a backward.
 
-    [None, None] where that is not what `quantized_weight` does with each: where scales are not known before, a weight
-    is in fp8 already, its copy is kept, TE's function casts, or statistics are counted.
+    Returns [None, None] if each weight needs `quantized_weight`: scales are not known before, a weight is already in
+    fp8, its copy is kept, TE's function casts, or statistics are counted.
     """
     pairs = [(weight, q) for weight, q in zip(weights, quantizers, strict=True) if q is not None and _casts_anew(q)]
     if len(pairs) < len(weights) or not kernel_choice.cast():

@@ -1,8 +1,8 @@
-"""What an op of te calls, taken down once for given sizes.
+"""Record the calls of te's ops, once for given sizes.
 
 An Op is two functions that allocate memory, make native tensors and call TE's functions. Nothing in them depends on
-numbers in memory: for the same sizes, dtypes and settings they make the same calls. So they run once with a Recorder in
-the place of the Runtime and with Placeholders in the place of tensors. `steps` runs what was recorded on real memory.
+numbers in memory: for the same sizes, dtypes and settings they make the same calls. So they run once with a Recorder
+instead of the Runtime and with Placeholders instead of tensors. `steps` runs the recorded calls on real memory.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Op(NamedTuple):
 
 
 class OpInputs(NamedTuple):
-    """Hold what an op's forward works on.
+    """Hold the inputs of an op's forward.
 
-    tensors: Placeholders, None where the caller gave None. quantizers: RecordedQuantizers of each GEMM, None where it
-    is not in fp8. tp: RecordedRanks, None for one rank. train: whether a backward may follow.
+    tensors: Placeholders, None where the caller gave None. quantizers: RecordedQuantizers of each GEMM, None for a GEMM
+    that is not in fp8. tp: RecordedRanks, None for one rank. train: whether a backward may follow.
     """
 
     tensors: tuple[Any, ...]
@@ -55,10 +55,11 @@ class OpInputs(NamedTuple):
 
 
 class Placeholder:
-    """Stand for memory that is another in each run, or for rows of it.
+    """Stand for memory, or rows of it, that differs in each run.
 
-    index: its number among the memories of a run. first: for `rows` the number of the first one, else None.
-    main_grad: the Placeholder to put a weight's gradient in, or to add it to (accumulate); None: memory of its own.
+    index: its number among the memories of a run. first: for `rows` the number of the first row, else None.
+    main_grad: the Placeholder that a weight's gradient overwrites, or is added to (accumulate); None: the gradient has
+    memory of its own.
     """
 
     __slots__ = ("index", "shape", "dtype", "stop_gradient", "first", "main_grad", "accumulate")
@@ -77,7 +78,7 @@ class Placeholder:
         self.accumulate: bool | None = None
 
     def data_ptr(self) -> int:
-        """Return what stands for the address until a run knows it."""
+        """Return the number that stands for the address until a run replaces it."""
         offset = 0 if self.first is None else self.first * self.shape[-1] * SIZES[self.dtype]
         return self.index << OFFSET_BITS | offset
 
@@ -86,12 +87,12 @@ class Placeholder:
         return Placeholder(self.index, shape, self.dtype, self.stop_gradient)
 
     def rows(self, first: int, count: int) -> Placeholder:
-        """Stand for so many rows [count, cols] of the memory, [..., cols], from one of them on."""
+        """Stand for `count` rows [count, cols] of the memory [..., cols], from row `first` on."""
         first += self.first or 0
         return Placeholder(self.index, [count, self.shape[-1]], self.dtype, self.stop_gradient, first)
 
     def of(self, memory: Tensor) -> Tensor:
-        """Return what it stands for in a run, of the memory with its index."""
+        """Return the tensor that it stands for in a run. memory: the run's memory with this index."""
         if self.first is None:
             return memory
         return runtime.view(memory, [-1, self.shape[-1]])[self.first : self.first + self.shape[0]]
@@ -100,8 +101,8 @@ class Placeholder:
 class Call(NamedTuple):
     """Describe a recorded call.
 
-    function: the name of one of TE's functions, with its arguments; or what takes (memories, bases) by index, without.
-    tensors: the native tensors among the arguments. indices: of all memory that the call reads or writes.
+    function: the name of one of TE's functions, or a Python function of (memories, bases), which has no arguments.
+    tensors: the native tensors among the arguments. indices: those of all memory that the call reads or writes.
     """
 
     function: str | OnMemory
@@ -111,12 +112,12 @@ class Call(NamedTuple):
 
     @property
     def on_memory(self) -> bool:
-        """Say whether it is a Python function on Paddle tensors."""
+        """Return whether it is a Python function on Paddle tensors."""
         return self.arguments is None
 
 
 class Recording(NamedTuple):
-    """result: what the function returned. calls: [Call]. allocated: {index: (shape, dtype)} of what it allocated."""
+    """A function's result, its Calls, and {index: (shape, dtype)} of the memory that it allocated."""
 
     result: Any
     calls: list[Call]
@@ -124,7 +125,7 @@ class Recording(NamedTuple):
 
 
 class _Calls:
-    """Take down what is called, in the place of the native module."""
+    """Record calls instead of the native module."""
 
     def __init__(self, record: Callable[..., None]) -> None:
         self._record = record
@@ -134,7 +135,7 @@ class _Calls:
 
 
 class Recorder(runtime.Runtime):
-    """Stand in the place of a Runtime, while an op's functions run on Placeholders. count: of their indices, from 0."""
+    """Replace the Runtime while an op's functions run on Placeholders. count: the number of indices, from 0 on."""
 
     def __init__(self, native: Any) -> None:
         self.te: Any = _Calls(self._take_down)
@@ -160,7 +161,7 @@ class Recorder(runtime.Runtime):
         return placeholder
 
     def tensor(self, data: int, shape: tuple[int, ...], code: int, *addresses: int) -> Any:
-        """Make a native tensor that each run moves; not one that is kept: another's would move with it."""
+        """Make a native tensor that each run moves. Kept tensors are shared, so they must not be used here."""
         tensor = self._native.Tensor(data, shape, code, *addresses)
         self._indices_of[tensor] = {address >> OFFSET_BITS for address in (data, *addresses)} - {0}
         return tensor
@@ -174,7 +175,7 @@ class Recorder(runtime.Runtime):
     def on_memory(
         self, function: Callable[..., Any], *placeholders: Placeholder, out: Placeholder | None = None
     ) -> Any:
-        """Calls function(*tensors) in each run; what it returns is the memory of the new Placeholder `out`, if any."""
+        """Record function(*tensors) for each run; its result is the memory of the new Placeholder `out`, if given."""
 
         def run(memories: Memories, bases: Bases) -> None:
             result = function(*[placeholder.of(memories[placeholder.index]) for placeholder in placeholders])
@@ -186,7 +187,7 @@ class Recorder(runtime.Runtime):
 
 
 class RecordedRanks:
-    """Stand in the place of a TensorParallel: its collectives are calls on memory."""
+    """Replace a TensorParallel; record its collectives as calls on memory."""
 
     def __init__(self, recorder: Recorder, tp: Any) -> None:
         self._recorder, self._tp = recorder, tp
@@ -197,7 +198,7 @@ class RecordedRanks:
         return self._call(self._tp.all_gather, x, self._gathered_shape(x))
 
     def start_all_gather(self, x: Placeholder) -> Placeholder:
-        """Start what `finish` makes `all_gather`'s result of."""
+        """Start an `all_gather`, whose result `finish` returns."""
         return self._call(self._tp.start_all_gather, x, self._gathered_shape(x))
 
     def _gathered_shape(self, x: Placeholder) -> list[int]:
@@ -215,7 +216,7 @@ class RecordedRanks:
         return self._call(methodcaller("wait"), pending, pending.shape)
 
     def output_shape(self, shape: Sequence[int]) -> Sequence[int]:
-        """Return what `reduce_output` makes of a shape."""
+        """Return the shape of `reduce_output`'s result."""
         return [shape[0] // self._tp.size, *shape[1:]] if self.sequence_parallel else shape
 
     def reduce_output(self, y: Placeholder) -> Placeholder:
@@ -225,17 +226,17 @@ class RecordedRanks:
         return self._call(self._tp.reduce_output, y, self.output_shape(y.shape))
 
     def start_reduce_output(self, y: Placeholder) -> Placeholder:
-        """Start what `finish` makes `reduce_output`'s result of."""
+        """Start a `reduce_output`, whose result `finish` returns."""
         return self._call(self._tp.start_reduce_output, y, self.output_shape(y.shape))
 
 
 class QuantizerSpec(NamedTuple):
-    """Hold all of a GemmQuantizers that decides on an op's calls.
+    """Hold the part of a GemmQuantizers on which an op's calls depend.
 
-    input, weight, grad_output: its quantizers' scalings. same_scales: whether all tensor parallel ranks quantize alike,
-    so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them. records: whether
-    there are amax histories, as under delayed scaling, whose first step may be of kind "current". statistics: whether
-    casts add to records of fp8/statistics.py.
+    input, weight, grad_output: its quantizers' scalings. same_scales: whether all tensor parallel ranks have the same
+    scales, so that their fp8 bytes fit together. update_weight, keeps_weight: as in GemmQuantizers. records: whether
+    there are amax histories; these exist under delayed scaling, whose first step may be of kind "current". statistics:
+    whether casts add to records of fp8/statistics.py.
     """
 
     input: TensorScaling | BlockScaling
@@ -259,13 +260,13 @@ class QuantizerSpec(NamedTuple):
 
 @lru_cache
 def _share_amaxes(tp: Any, amax_group: Any) -> bool:
-    """Say whether all tensor parallel ranks are in the group. tp: None for one rank."""
+    """Return whether all tensor parallel ranks are in the group. tp: None for one rank."""
     return amax_group is not None and (tp is None or {*tp.group.ranks} <= {*amax_group.ranks})
 
 
 @dataclass(slots=True)
 class RecordedQuantizer:
-    """Stand in the place of a Quantizer, or of a StoredWeight. The addresses stand for numbers that are told later."""
+    """Replace a Quantizer or a StoredWeight. Its addresses are indices, for which each run gives addresses."""
 
     scaling: TensorScaling | BlockScaling | StoredScaling
     kind: str
@@ -277,11 +278,11 @@ class RecordedQuantizer:
 
 
 class RecordedQuantizers:
-    """Stand in the place of a GemmQuantizers.
+    """Replace a GemmQuantizers.
 
-    factors: the indices that stand for numbers which lie elsewhere in each call (`factor_pointers`): all of delayed
-    scaling's, the scale_inv of a weight that exists in fp8 only, and the records of a step with statistics.
-    cached_weight: the Placeholder of the tensor that the kept fp8 weight lies in, None where there is none.
+    factors: indices of numbers with other addresses in each call (`factor_pointers`): delayed scaling's factors, the
+    scale_inv of a weight that exists in fp8 only, and the records of a step with statistics.
+    cached_weight: the Placeholder of the kept fp8 weight, None without one.
     """
 
     def __init__(self, recorder: Recorder, spec: QuantizerSpec) -> None:

@@ -1,7 +1,7 @@
 """Paddle tensors as TE's library takes them: addresses, dtypes, the current stream and its scratch memory.
 
-A layer makes some 40 tensors and 60 native calls forward and backward, and the GPU waits for whoever enqueues them:
-hence no Paddle operation here that a pointer, a kept shape or a kept dtype can replace.
+A layer makes some 40 tensors and 60 native calls in forward and backward, and the GPU waits for them. So this file
+avoids each Paddle operation that a pointer, a kept shape or a kept dtype can replace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ view = paddle.base.core.eager.ops.view_shape  # Tensor.view likewise
 
 
 class Memory(Protocol):
-    """Say what TE's library is told of memory: a tensor's, or that which a `recording.Placeholder` stands for."""
+    """The facts about memory that TE's library needs, from a tensor or a `recording.Placeholder`."""
 
     @property
     def shape(self) -> list[int]: ...

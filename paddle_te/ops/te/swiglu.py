@@ -112,7 +112,7 @@ def _fill_plain(
 
 
 def _input(hidden: Matrix | StoredInput, store: StoredInput | None = None) -> tuple[int, More]:
-    """Return (the address of what is read in 16 bits, 0 for a StoredInput, More)."""
+    """Return (the address of the input in 16 bits, or 0 for a StoredInput; More)."""
     if isinstance(hidden, StoredInput):
         return 0, More(stored=hidden.memory.data_ptr())
     return hidden.memory.data_ptr(), More(stored=0 if store is None else store.memory.data_ptr())
