@@ -923,7 +923,7 @@ def count(record, values, scale, limit, dtype):
     rounded = np.clip(scaled, 0, limit).astype(np.float32).astype(dtype).astype(np.float64)
     errors = np.where(scaled > 0, np.abs(scaled - rounded) / np.where(scaled > 0, scaled, 1), 1)
     fields[:4] += [seen.sum(), (rounded == 0).sum(), (scaled > limit * 1.000001).sum(), int(errors.sum() * 2**24)]
-    scale = scale if scale.size == 1 else np.broadcast_to(scale, values.shape)[seen]
+    scale = np.broadcast_to(scale, values.shape)[seen]
     for i, value in enumerate((np.abs(values).max(), scale.max(initial=0), (1 / scale).max(initial=0)), 4):
         fields[i] = max(fields[i], int(np.float32(value).view(np.int32)))
 

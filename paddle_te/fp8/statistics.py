@@ -47,7 +47,7 @@ class Place(NamedTuple):
 class Statistics:
     """Say what became of a tensor's numbers in a step.
 
-    amax: the greatest magnitude. scale_min, scale_max: of the scales that its numbers were multiplied with.
+    amax: the greatest magnitude. scale_min, scale_max: of the scales that its numbers other than 0 were multiplied with.
     underflows: the share of numbers other than 0 that became 0. saturated: the share of those that were beyond the
     greatest number of the format. relative_error: the mean of |rounded - x| / |x| over numbers other than 0.
     range: amax · scale over the greatest number of the format, under delayed scaling only, else None: 1 where the scale
@@ -87,7 +87,7 @@ def counted(x: Floats, scale: Floats, rounded: Floats, greatest: float) -> Count
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = np.minimum(size * scale, most)
         errors = np.where(scaled > 0, np.abs(scaled - np.abs(rounded)) / scaled, 1)
-    scales = scale.ravel() if scale.size == 1 else np.broadcast_to(scale, x.shape)[seen]
+    scales = np.broadcast_to(scale, x.shape)[seen]
     sums = [seen, seen & (rounded == 0), seen & (scaled > greatest * TOLERANCE)]
     error = int(errors[seen].sum(dtype=np.float64) * ERROR_UNIT)
     maxima = [np.nanmax(size, initial=0), scales.max(initial=0), (1 / scales).max(initial=0)]

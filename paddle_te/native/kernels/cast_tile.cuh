@@ -138,7 +138,6 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
   float max = 0;
 #if STATISTICS
   Counts counts;
-  counts.scale = factor, counts.scale_inv = 1.f / factor;
 #endif
   for (int t = 0; t < TILES; t++) {
     const long long first_column = first.column + t * kTileWidth<T>, column = first_column + vector * size;
@@ -209,6 +208,7 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
         }
   }
 #if STATISTICS
+  if (counts.nonzero) counts.scale = factor, counts.scale_inv = 1.f / factor;
   counts.add_to(target.statistics);
 #endif
   if ((PLAIN || STATISTICS) && !target.amax) return;

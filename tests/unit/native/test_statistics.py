@@ -75,6 +75,13 @@ def test_a_cast_counts_and_casts(te, seed, float8):
     np.testing.assert_array_equal(record[4:], np.maximum(before[4:], other[4:]))
 
 
+def test_the_scale_of_zeros_does_not_count(te):
+    record, x, scale = new_record(), aligned((64, 64), NUMPY[BF16]), np.ones(1, np.float32)
+    form = casts.Form(BF16, E4M3)
+    statistics.of_cast(te, te, x.ctypes.data, scale.ctypes.data, record.ctypes.data, *x.shape, form)
+    assert not record.any()
+
+
 def test_a_kernel_with_two_results(te, seed):
     """SwiGLU's gradient, of gate and up together."""
     dy, z = inputs(seed, 80, 96, BF16)
