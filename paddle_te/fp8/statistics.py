@@ -47,7 +47,7 @@ class Place(NamedTuple):
 class Statistics:
     """Say what became of a tensor's numbers in a step.
 
-    amax: the greatest magnitude. scale_min, scale_max: of the scales that its numbers other than 0 were multiplied with.
+    amax: the greatest magnitude. scale_min, scale_max: of the scales that numbers other than 0 were multiplied with.
     underflows: the share of numbers other than 0 that became 0. saturated: the share of those that were beyond the
     greatest number of the format. relative_error: the mean of |rounded - x| / |x| over numbers other than 0.
     range: amax · scale over the greatest number of the format, under delayed scaling only, else None: 1 where the scale

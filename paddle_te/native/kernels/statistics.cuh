@@ -11,8 +11,8 @@ constexpr float kErrorUnit = 1 << 24;  // of kError, the sum of the numbers' rel
 constexpr float kFloatMax = 3.4028234663852886e38f;
 constexpr float kTolerance = 1.000001f;  // an amax times its own scale may be as much beyond the greatest number
 
-// Of what a thread sees. amax, scale and scale_inv: the greatest, of scales that multiply a number other than 0: a tensor
-// of zeros has the scale 1 under current scaling.
+// Of what a thread sees. amax, scale and scale_inv: the greatest, of scales that multiply a number other than 0: a
+// tensor of zeros has the scale 1 under current scaling.
 struct Counts {
   unsigned nonzero = 0, underflows = 0, saturated = 0;
   float error = 0, amax = 0, scale = 0, scale_inv = 0;
