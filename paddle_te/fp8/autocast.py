@@ -1,4 +1,4 @@
-"""Tell layers where fp8 is on, with which recipe and group, and which micro-batch of a step is running."""
+"""Tell layers whether fp8 is on, with which recipe and group, and which micro-batch of a step is running."""
 
 from __future__ import annotations
 
@@ -89,12 +89,11 @@ class microbatch(_Scope):  # noqa: N801, beside fp8_autocast
 class fp8_model_init(_Scope):  # noqa: N801, TE's name
     """Context manager: te and pd layers made inside have the weights of their GEMMs in fp8 only, when `enabled`.
 
-    Such weights are frozen, for training that leaves them as they are, such as LoRA's. A layer quantizes each weight as
-    soon as it is initialised, so that of a model one weight at a time exists in its own precision. The layers compute
-    inside `fp8_autocast` only.
+    Such weights are frozen, as LoRA needs them. A layer quantizes each weight as soon as it is initialised, so only one
+    weight of a model exists in its own precision at a time. The layers compute inside `fp8_autocast` only.
 
-    recipe: that of the `fp8_autocast`, as fp8_recipe. With Float8BlockScaling each block of a weight has a scale, with
-    the others, which the layers may compute under by turns, all of it one. Raises TypeError for another kind.
+    recipe: `fp8_autocast`'s fp8_recipe. With Float8BlockScaling each block of a weight has a scale. With the other
+    recipes a weight has one scale, and the layers may compute under any of these. Raises TypeError for another kind.
     """
 
     def __init__(self, enabled: bool = True, recipe: Recipe | None = None) -> None:

@@ -50,9 +50,9 @@ def round_to_fp8(x: Tensor, dtype: str) -> Tensor:
 
 
 def _amax(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """Return max |x| over the axes, of 0 or more, in float32; None: over all axes, a tensor of shape [].
+    """Return max |x| over the axes in float32; axes None: over all, as a tensor of shape [].
 
-    It passes over NaN, as fmaxf in TE's kernels. Of no numbers it is 0.
+    It ignores NaN, as fmaxf does in TE's kernels. It is 0 without numbers.
     """
     if x.size == 0:
         return paddle.zeros([size for axis, size in enumerate(x.shape) if axes is not None and axis not in axes])
@@ -187,10 +187,10 @@ def _blocks_and_scales(x: Tensor, scaling: BlockScaling, columnwise: bool = Fals
 
 @paddle.no_grad()
 def rounded_to_mxfp8(x: Tensor) -> Tensor:
-    """Return x as MXFP8 keeps it, in x's dtype, which is exact in bfloat16.
+    """Return x rounded to MXFP8, in x's dtype; bfloat16 holds the result exactly.
 
-    Each 32 numbers beside each other are e4m3 numbers times one power of 2, the least with which none of them is beyond
-    448 (OCP Microscaling Formats 1.0, 2023).
+    Each block of 32 neighbours holds e4m3 numbers times one power of 2. It is the least power with which no number is
+    beyond 448 (OCP Microscaling Formats 1.0, 2023).
 
     x: float32, bfloat16 or float16 [..., cols]. Raises ValueError where 32 does not divide cols. Bit for bit what
     paddle_te/native/kernels/mxfp8.cuh restores, where the powers are above 2**-100; a block with a number that is not

@@ -25,12 +25,12 @@ class Pass(Protocol):
 class GemmQuantizers:
     """One forward pass of one GEMM y = x · weightᵀ: `input`, `weight` and `grad_output` are its Quantizers.
 
-    forward_pass: the ForwardPass; backward calls forward_pass.backward_done() when it has finished, in a module with
-    several GEMMs as often as it likes.
-    amax_group: the group whose ranks have the same scales; None: each rank its own.
-    update_weight: True: quantize the weight now, then hand the result to `cache_weight`. False: `cached_weight` serves,
-    or for a weight that is a StoredWeight its own bytes.
-    keeps_weight: whether `cache_weight` keeps it for the micro-batches to come: is_first_microbatch was not None.
+    forward_pass: the ForwardPass. Backward calls forward_pass.backward_done() at its end; a module with several GEMMs
+    may call it several times.
+    amax_group: the group whose ranks have the same scales; None: each rank has its own.
+    update_weight: True: quantize the weight now, then pass the result to `cache_weight`. False: use `cached_weight`, or
+    a StoredWeight's own bytes.
+    keeps_weight: whether `cache_weight` keeps it for later micro-batches: is_first_microbatch was not None.
     """
 
     __slots__ = (
@@ -233,12 +233,14 @@ class ModuleScaling:
 
         Returns None outside `fp8_autocast`, and for attention under a recipe without fp8_dpa.
 
-        is_first_microbatch: as `fp8.microbatch`, which is asked where it is None.
+        is_first_microbatch: as `fp8.microbatch`, which gives the value for None.
 
-        Under delayed scaling a training forward with is_first_microbatch None or True begins a new step, and all
-        scales of its model are updated, if this module has completed a backward since the last update and no forward
-        still waits for its backward. So neither recompute (its second forward comes before the backward) nor evaluation
-        (training False: records no amax) updates scales, nor a pipeline's forward while others are in flight.
+        Under delayed scaling a training forward with is_first_microbatch None or True begins a new step and updates all
+        scales of its model. It does so only if this module has completed a backward since the last update and no
+        forward still waits for its backward. So scales are not updated by recompute, whose second forward comes before
+        the backward, by evaluation (training False), which records no amax, or by a pipeline's forward while others are
+        in flight.
+
         Raises RuntimeError for weights that exist in fp8 only outside `fp8_autocast`, and under a recipe that cannot
         read them.
         A pipeline schedule with recompute, or a module that runs twice a step, must say is_first_microbatch, or use
@@ -286,7 +288,7 @@ class ModuleScaling:
 
 
 class Model:
-    """Modules whose scales are updated together: with one kernel and one reduction for each fp8 dtype."""
+    """Modules whose scales are updated together, by one kernel and one reduction for each fp8 dtype."""
 
     def __init__(self, modules: Sequence[ModuleScaling]) -> None:
         self._modules = [weakref.ref(module) for module in modules]
@@ -308,8 +310,8 @@ def scaling_modules(root: nn.Layer) -> dict[str, ModuleScaling]:
 def bind_model(root: nn.Layer) -> None:
     """Declare all layers under `root` to be one model, whose fp8 scales are updated together.
 
-    PaddleNLP's models with these layers and TransformerLayer do so when they are built. Call it for a model of your own
-    once it is built and before its first forward in fp8; what has run in fp8 before stays where it is.
+    TransformerLayer and PaddleNLP's models with these layers do so when they are built. Call it for your own model
+    after it is built and before its first forward in fp8. Layers that have already run in fp8 keep their own scales.
     """
     Model(list(scaling_modules(root).values()))
 

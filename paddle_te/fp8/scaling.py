@@ -28,8 +28,8 @@ class BlockScaling:
     """A scale for each block of the tensor, from the amax of the block at hand.
 
     dtype: "e4m3" or "e5m2".
-    block_scaling_dim: 1: blocks are 1 x 128 along the dimension that the GEMM sums over, so that of a matrix [rows,
-    cols] the numbers are others where a GEMM sums over the rows; 2: blocks are 128 x 128.
+    block_scaling_dim: 1: blocks are 1 x 128 along the dimension that the GEMM sums over, so a GEMM that sums over the
+    rows reads other fp8 numbers of a matrix than one that sums over the columns; 2: blocks are 128 x 128.
     power_2_scale: scales are rounded down to powers of 2. amax_epsilon: the least amax.
     """
 

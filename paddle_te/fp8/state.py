@@ -299,7 +299,7 @@ class BlockPair:
             self.generation += 1
 
     def drop(self) -> None:
-        """Forget the step that ends, of which nothing shall be kept: the next one uses the same scales as it."""
+        """Discard the amax of the step that ends: the next step uses the same scales."""
         if self.active:
             for block in (self.forward, self.backward):
                 block.drop()

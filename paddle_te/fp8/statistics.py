@@ -25,8 +25,8 @@ from .state import Quantizer
 Counters: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-# The fields of a record, int64 each, as native/kernels/statistics.cuh has them: SUMS sums, then maxima, of which the
-# numbers are bits of float32 that are not negative, ordered as they are.
+# The fields of a record, int64 each, as in native/kernels/statistics.cuh: SUMS sums, then maxima. Maxima hold the bits
+# of float32 numbers that are not negative, which have the order of the numbers.
 _FIELDS = NONZERO, UNDERFLOWS, SATURATED, ERROR, AMAX, SCALE, SCALE_INV = range(7)
 SUMS = 4
 BYTES = 8 * len(_FIELDS)
@@ -45,13 +45,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Statistics:
-    """Say what became of a tensor's numbers in a step.
+    """The statistics of one tensor's cast to fp8 in a step.
 
-    amax: the greatest magnitude. scale_min, scale_max: of the scales that numbers other than 0 were multiplied with.
-    underflows: the share of numbers other than 0 that became 0. saturated: the share of those that were beyond the
-    greatest number of the format. relative_error: the mean of |rounded - x| / |x| over numbers other than 0.
-    range: amax · scale over the greatest number of the format, under delayed scaling only, else None: 1 where the scale
-    was made for this amax, 2 where that was twice as great as the scale expects.
+    amax: the greatest magnitude.
+    scale_min, scale_max: the least and the greatest scale of its numbers other than 0.
+    underflows: the share of numbers other than 0 that became 0.
+    saturated: the share of numbers beyond the greatest number of the format.
+    relative_error: the mean of |rounded - x| / |x| over numbers other than 0.
+    range: amax · scale over the greatest number of the format; None except under delayed scaling. It is 1 if the scale
+        was made for this amax, and 2 if the amax is twice as great.
     """
 
     amax: float
@@ -64,12 +66,12 @@ class Statistics:
 
 
 class Record:
-    """Where one quantizer's counts go in a step. address: of its fields on the device."""
+    """One quantizer's counts in a step. address: of its fields on the device."""
 
     __slots__ = ("address", "counts")
 
     def __init__(self, address: int, counts: Counters) -> None:
-        """counts: the fields of what is counted on the host."""
+        """counts: the fields that the host counts."""
         self.address, self.counts = address, counts
 
     def add(self, x: Floats, scale: Floats, rounded: Floats, greatest: float) -> None:
@@ -135,8 +137,8 @@ class Recorder:
     def end(self, group: Group | None = None) -> dict[Place, Statistics]:
         """End the step: return the Statistics of all that was cast in it, over all ranks of a group. Collective.
 
-        Shares and errors are those of all ranks' numbers together, so that of a weight that ranks divide they are the
-        whole weight's. Waits for the device.
+        Shares and errors are over the numbers of all ranks, so those of a divided weight are the whole weight's. Waits
+        for the device.
         """
         assert self._memory is not None  # `begin` has made it
         for quantizer in self._quantizers.values():

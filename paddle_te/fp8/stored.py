@@ -1,4 +1,4 @@
-"""Store weights in fp8 only: a frozen base, of which no copy in higher precision is kept."""
+"""Store the weights of a frozen base in fp8 only, without a copy in higher precision."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def stored_scaling(recipe: Recipe) -> StoredScaling:
 
 
 class StoredWeight:
-    """How such a weight is read: e4m3 numbers, with the inverses of the scales that were made together with them.
+    """How to read a weight in fp8: e4m3 numbers and the inverses of their scales.
 
-    A StoredWeight takes the place of the weight's Quantizer in a Gemm, although no step quantizes anything for it. The
-    bytes of the numbers are the layer's parameter, uint8 of the weight's shape. A backend's `quantize_weight` writes
-    the bytes and scale_inv.
+    A StoredWeight replaces the weight's Quantizer in a Gemm, although no step quantizes the weight. The layer's
+    parameter has the bytes of the numbers, uint8 of the weight's shape. A backend's `quantize_weight` writes the bytes
+    and scale_inv.
     recipe: under which it is to be multiplied. With block scaling each block of the weight has a scale, else all of it
     one.
     scale_inv: float32 on the present device, at a 16-byte aligned address: [1]; in te of experts' weights [E], all

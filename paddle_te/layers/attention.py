@@ -67,12 +67,13 @@ class DotProductAttention(BackendLayer):
     def begin_forward(
         self, sequence: int, masked: bool, cached: bool, is_first_microbatch: bool | None = None, packed: bool = False
     ) -> AttentionQuantizers | None:
-        """Return what attention takes as quantizers, None where it is not in fp8.
+        """Return attention's quantizers, None where it is not in fp8.
 
-        Call it before the first kernel. sequence: tokens; masked: there is an attention mask; cached: keys of earlier
-        tokens; packed: cu_seqlens. Raises ValueError for packed documents with a mask or a cache, where fp8_dpa is on
-        and one of the three is there, or a window, dropout or another type than causal, and where the backend has no
-        such attention.
+        Call it before the first kernel. sequence: number of tokens. masked, cached, packed: whether there are an
+        attention mask, keys of earlier tokens, or cu_seqlens.
+
+        Raises ValueError for packed documents with a mask or a cache. With fp8_dpa it also does so for any of the
+        three, for a window, dropout or another mask type than causal, and if the backend has no such attention.
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")

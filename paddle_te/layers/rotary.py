@@ -24,8 +24,8 @@ def _llama3(inv_freq: Tensor, scaling: Mapping[str, Any]) -> Tensor:
 def _yarn(inv_freq: Tensor, rotary_base: float, scaling: Mapping[str, Any]) -> Tensor:
     """Return YaRN's frequencies (Peng et al., 2023, section 3.2).
 
-    Pairs that turn more than beta_fast times within the original length stay, those that turn less than beta_slow times
-    are slowed by `factor`, and between the two it is a ramp over the pairs' numbers.
+    Pairs that turn more than beta_fast times within the original length keep their frequency. Pairs that turn less than
+    beta_slow times are slowed by `factor`. Between the two the factor is a ramp over the pairs' numbers.
     """
     dim = 2 * inv_freq.shape[0]
 

@@ -35,8 +35,8 @@ class MoEConfig(GemmSettings):
     hidden_size, moe_ffn_hidden_size: columns of a token, and of an expert's activation.
     num_moe_experts, moe_router_topk: experts, and how many of them a token gets.
     moe_router_score_function: "softmax" or "sigmoid", of the router's logits.
-    moe_router_pre_softmax: softmax over all experts, of which the chosen ones' probabilities are taken as they are
-        (norm_topk_prob false in Hugging Face's words). False: softmax over the chosen ones (norm_topk_prob true).
+    moe_router_pre_softmax: softmax over all experts; the chosen experts keep these probabilities (Hugging Face's
+        norm_topk_prob false). False: softmax over the chosen experts (norm_topk_prob true).
     moe_router_bias: a learnt bias of the logits.
     moe_router_num_groups, moe_router_group_topk, moe_router_group_best: experts are chosen among those of the best
         groups; see `ops.moe`.
@@ -44,12 +44,13 @@ class MoEConfig(GemmSettings):
     moe_router_enable_expert_bias, moe_router_bias_update_rate: experts are chosen by scores and a bias, which
         `update_expert_bias` moves by the rate after each step (DeepSeek-V3); sigmoid only.
     moe_router_load_balancing_type: "aux_loss" adds Switch Transformers' loss of all tokens, "seq_aux_loss" the
-        mean of each sequence's (DeepSeek-V2), "none" none.
-    moe_aux_loss_coeff, moe_z_loss_coeff: of that loss, and of the mean of logsumexp(logits)² (Zoph et al., "ST-MoE",
-        2022); 0 and None: no such loss. Hugging Face's router_aux_loss_coef is moe_aux_loss_coeff / moe_router_topk.
-    moe_router_force_load_balancing: each expert gets as many tokens, whatever the router says. For benchmarks.
-    moe_expert_capacity_factor: an expert takes at most so many times its even share of the tokens; what is more is
-        dropped, and goes on as it came. None: nothing is dropped.
+        mean over the sequences of each one's loss (DeepSeek-V2), "none" no loss.
+    moe_aux_loss_coeff: factor of that loss; 0: no such loss. Hugging Face's router_aux_loss_coef is
+        moe_aux_loss_coeff / moe_router_topk.
+    moe_z_loss_coeff: factor of the mean of logsumexp(logits)² (Zoph et al., "ST-MoE", 2022); None: no such loss.
+    moe_router_force_load_balancing: each expert gets the same number of tokens, for benchmarks.
+    moe_expert_capacity_factor: an expert takes at most so many times its even share of the tokens. Further tokens are
+        dropped and pass unchanged. None: nothing is dropped.
     moe_token_drop_policy: an expert keeps the tokens of the greatest "probs", or by "position" the first ones.
     moe_shared_expert_intermediate_size: of an MLP that all tokens go through besides; None: no such MLP.
     moe_shared_expert_gate: multiply its output by the sigmoid of a learnt product with the token.

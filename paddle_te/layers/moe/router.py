@@ -157,10 +157,9 @@ def _sharing(tp: TensorParallel | None) -> tuple[TensorParallel, ...]:
 def update_expert_bias(model: nn.Layer, *groups: Group) -> None:
     """Update the expert_bias of all routers in a model (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024).
 
-    That of a router whose weight is frozen stays, as with LoRA, whose adapters have no bias.
-    Call it once a step, after its last backward. groups: the ranks that each saw other sequences of the step; of
-    several groups, such as those of data parallelism and of sharding, each sums what the one before has summed. Ranks
-    that share sequences are added by themselves.
+    The bias of a router with a frozen weight stays, as with LoRA, whose adapters have no bias. Call it once a step,
+    after the last backward. groups: groups of ranks with different sequences of a step, such as data parallelism's and
+    sharding's; each sums the results of the one before. Ranks that share sequences are summed without naming them.
     """
     layers = model.sublayers(include_self=True)
     routers = [layer for layer in layers if isinstance(layer, TopKRouter) and layer.expert_bias is not None]

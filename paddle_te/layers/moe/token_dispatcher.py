@@ -68,8 +68,8 @@ def make_dispatcher(kind: str, ep: ExpertParallel) -> TokenDispatcher:
 class MoEAllGatherTokenDispatcher:
     """Gather all tokens on each rank, and scatter the sums.
 
-    Sizes are those of the tensors, so that the host waits for nothing. Ranks that have tokens of their own must have
-    as many each. Where all ranks have the same tokens nothing is gathered, and the sums are all-reduced.
+    Sizes follow from the tensors, so the host never waits. Ranks with different tokens must have the same number of
+    them. If all ranks have the same tokens, nothing is gathered, and the sums are all-reduced.
     """
 
     def __init__(self, ep: ExpertParallel) -> None:
