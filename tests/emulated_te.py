@@ -459,6 +459,7 @@ def attention_fwd(
     q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
     p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens, window)
     if softmax_offset is not None:
+        assert q.shape[2] > 1, "decode only mode, i.e. s_q == 1, not supported with sink_token"  # as TE 2.20's
         total = np.logaddexp(statistics, _of_heads(softmax_offset, p))
         p, statistics = p * np.exp(statistics - total), total
     _stats_array(stats, layout)[...] = statistics

@@ -792,11 +792,8 @@ def dot_product_attention(
     (b, s, h, d), (_, keys, h_kv, _), value_dim = q.shape, k.shape, v.shape[-1]
     code = dtype_code("query_layer", q)
     check_cu_seqlens(cu_seqlens)
-    if softmax_offset is not None and s == 1:
-        raise ValueError(
-            "backend transformer_engine: for one token, as generation with a cache has it, cuDNN's softmax takes no "
-            "offset (softmax_type='learnable'); use backend paddle"
-        )
+    if softmax_offset is not None and s == 1 and cu_seqlens is None:
+        return _attend_twice(q, k, v, scores, softmax_offset, attention_mask)
     for name, tensor, width in ("key_layer", k, d), ("value_layer", v, value_dim):
         check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, width], q.dtype)
     if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:
@@ -813,6 +810,23 @@ def dot_product_attention(
         return _Float8DotProductAttention.apply(*of_heads, softmax, heads, needs_grad(q, k, v), quantizers)
     wanted = needs_grad(*of_heads, *([] if offset is None else [offset]))
     return _DotProductAttention.apply(*of_heads, offset, softmax, heads, wanted, quantizers)
+
+
+def _attend_twice(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, softmax_offset: Tensor, attention_mask: Tensor | None
+) -> Tensor:
+    """Attend with an offset for one token, as generation with a cache has it: TE's library takes it for two or more.
+
+    The token is there twice. The second of them, the last query, sees what one would.
+    """
+    mask = None if attention_mask is None else kept_on(attention_mask, _of_two_queries)
+    q = paddle.concat([q, q], 1)
+    return dot_product_attention(q, k, v, scores, softmax_offset=softmax_offset, attention_mask=mask)[:, 1:]
+
+
+def _of_two_queries(mask: Tensor) -> Tensor:
+    """Return the mask of a query for two."""
+    return paddle.concat([mask, mask], 2)
 
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:

@@ -401,9 +401,18 @@ def test_fp8_is_refused_before_its_first_kernel_where_the_gpu_has_none(monkeypat
     assert not counts
 
 
-def test_one_token_has_no_sinks():
-    """As TE 2.20 answers on a GPU: "decode only mode, i.e. s_q == 1, not supported with sink_token"."""
-    layer = te("sinks", 4, 2).layer.self_attention.core_attention
-    q, k = paddle.randn([1, 1, 4, 64]).astype("bfloat16"), paddle.randn([1, 9, 2, 64]).astype("bfloat16")
-    with pytest.raises(ValueError, match="for one token.*takes no offset.*use backend paddle"):
-        layer(q, k, k)
+@pytest.mark.parametrize("keys", [1, 2, 9])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("window", [-1, 5])
+def test_one_token_with_sinks(seed, keys, masked, window):
+    """TE 2.20 answers on a GPU: "decode only mode, i.e. s_q == 1, not supported with sink_token"."""
+    q, k, v = (paddle.randn([2, length, heads, 64]) for length, heads in ((1, 4), (keys, 2), (keys, 2)))
+    offset, scores = paddle.randn([4]), Scores(64**-0.5, True, window)
+    mask = paddle.zeros([2, 1, 1, keys])
+    mask[1, :, :, : keys // 2] = -1e9  # padding on the left
+    options = dict(softmax_offset=offset, attention_mask=mask if masked else None)
+    want = get_ops("paddle").dot_product_attention(q, k, v, scores, **options)
+    q, k, v = (each.astype("bfloat16") for each in (q, k, v))
+    for _ in range(2):  # what a mask becomes is kept on it
+        got = get_ops("transformer_engine").dot_product_attention(q, k, v, scores, **options)
+        assert got.shape == [2, 1, 256] and relative(got.astype("float32"), want) < 1e-2
