@@ -163,6 +163,40 @@ class Sequence:
             getattr(self.te, name)(*[moved(a, bases) if type(a) is int else a for a in arguments])
 
 
+class Steps:
+    def __init__(self, kept, temporary, steps):
+        self.kept, self.temporary, self.steps = kept, temporary, steps
+
+    def run(self, memories, allocate):
+        address = lambda memory: memory if type(memory) is int else 0 if memory is None else memory.data_ptr()  # noqa: E731
+        bases = [address(memory) for memory in memories]
+
+        def put(index, memory):
+            memories[index], bases[index] = memory, address(memory)
+
+        def locate(memory, offsets):
+            for index, offset in offsets:
+                bases[index] = address(memory) + offset
+
+        (of_kept, kept), (of_temporary, pieces) = self.kept, self.temporary
+        if of_kept is not None:
+            put(0, allocate(*of_kept))
+        locate(memories[0], kept)
+        temporary = None if of_temporary is None else allocate(*of_temporary)
+        locate(temporary, pieces)
+        for new, run, result, ends in self.steps:
+            for index, arguments in new:
+                put(index, allocate(*arguments))
+            if isinstance(run, Sequence):
+                run.run(bases)
+            else:
+                made = run(memories)
+                if result >= 0:
+                    put(result, made)
+            for index in ends:
+                memories[index] = None
+
+
 class Stream:
     capability, sm_count, workspace_size = (9, 0), 132, 0
 
@@ -1082,7 +1116,7 @@ def install(setattr=setattr):
     counts = collections.Counter()
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream, counts=lambda: dict(counts))
     te.HostMemory, te.CopyStream = HostMemory, CopyStream
-    te.Sequence = functools.partial(Sequence, te)
+    te.Sequence, te.Steps = functools.partial(Sequence, te), Steps
     for kernel in (*KERNELS, *emulated_experts.KERNELS):
         in_order = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
         te.__dict__[kernel.__name__] = _counted(in_order, counts)

@@ -1,19 +1,18 @@
 """Memory that shows when it is read before it is written."""
 
+import math
+
+from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import Runtime
 
 
 def poison_allocations(monkeypatch):
     """Every tensor that te's ops allocate is full of NaN until it is written."""
-    empty = Runtime.empty
+    allocate = Runtime.allocate
 
-    def nan(self, shape, dtype):
-        tensor = empty(self, shape, dtype)
-        size = tensor.element_size()
-        for extent in shape:
-            size *= extent
-        if hasattr(self, "stream"):
-            self.te.memset_async(tensor.data_ptr(), 0xFF, size, self.stream)
+    def nan(shape, dtype, place):
+        tensor, rt = allocate(shape, dtype, place), runtime.current()
+        rt.te.memset_async(tensor.data_ptr(), 0xFF, tensor.element_size() * math.prod(shape), rt.stream)
         return tensor
 
-    monkeypatch.setattr(Runtime, "empty", nan)
+    monkeypatch.setattr(Runtime, "allocate", staticmethod(nan))

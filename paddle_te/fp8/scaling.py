@@ -1,8 +1,11 @@
-"""Describe how the tensors of a GEMM become fp8: a recipe's record of each, for backends to look up."""
+"""Describe how the tensors of a GEMM become fp8: a recipe's record of each, for backends to look up.
+
+The records are part of what backends look their recorded calls up by in each call, hence no dataclasses: to hash and
+compare these takes ten times as long.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from paddle_te.options import FP8_RECIPES
 
@@ -10,8 +13,7 @@ BLOCK = FP8_RECIPES["block"]  # numbers of a block, in a dimension in which it h
 MXFP8_BLOCK = 32  # numbers beside each other that share a power of 2 in MXFP8
 
 
-@dataclass(frozen=True)
-class TensorScaling:
+class TensorScaling(NamedTuple):
     """One scale for the whole tensor.
 
     kind: where it comes from: "delayed": earlier steps; "current": the tensor at hand. dtype: "e4m3" or "e5m2".
@@ -20,11 +22,13 @@ class TensorScaling:
     kind: str
     dtype: str
 
-    multiple: ClassVar[int] = FP8_RECIPES["delayed"]  # what divides the dimensions of the GEMM
+    @property
+    def multiple(self) -> int:
+        """What divides the dimensions of the GEMM."""
+        return FP8_RECIPES["delayed"]
 
 
-@dataclass(frozen=True)
-class BlockScaling:
+class BlockScaling(NamedTuple):
     """A scale for each block of the tensor, from the amax of the block at hand.
 
     dtype: "e4m3" or "e5m2".
@@ -38,8 +42,15 @@ class BlockScaling:
     power_2_scale: bool
     amax_epsilon: float
 
-    kind: ClassVar[str] = "block"
-    multiple: ClassVar[int] = FP8_RECIPES["block"]
+    @property
+    def kind(self) -> str:
+        """The word that TensorScaling has a field for."""
+        return "block"
+
+    @property
+    def multiple(self) -> int:
+        """What divides the dimensions of the GEMM."""
+        return FP8_RECIPES["block"]
 
 
 def check_block_sizes(name: str, shape: Sequence[int]) -> None:
@@ -51,8 +62,7 @@ def check_block_sizes(name: str, shape: Sequence[int]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class StoredScaling:
+class StoredScaling(NamedTuple):
     """The scaling of a weight which exists in fp8 only: its scales were made together with it.
 
     made_by: how: by a TensorScaling of kind "current", or by a BlockScaling.
@@ -60,7 +70,10 @@ class StoredScaling:
 
     made_by: TensorScaling | BlockScaling
 
-    kind: ClassVar[str] = "stored"
+    @property
+    def kind(self) -> str:
+        """The word that TensorScaling has a field for."""
+        return "stored"
 
     @property
     def dtype(self) -> str:

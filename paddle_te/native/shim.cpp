@@ -11,6 +11,7 @@
 #include "shim/experts.h"
 #include "shim/gemm.h"
 #include "shim/launch.h"
+#include "shim/steps.h"
 
 PYBIND11_MODULE(_shim, m) {
   using namespace pybind11::literals;
@@ -59,10 +60,24 @@ of the transposed copy, the same of the transposed matrix.)")
 calls: a tuple of (name, arguments), of functions of this module. tensors: a tuple of those among the arguments that move.
 Raises AttributeError, TypeError or ValueError, as the call would, for what cannot be called or recorded.)")
       .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
-      .def("run", &Sequence::run, "bases"_a, R"(Moves the tensors, and makes the calls.
+      .def(
+          "run", [](const Sequence& sequence, const py::list& bases) { sequence.run(Bases(bases)); }, "bases"_a,
+          R"(Moves the tensors, and makes the calls.
 
 An address index << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[index] + offset;
 bases: a list, whose first element counts for nothing. Where a tensor was given no address it gets none.)");
+
+  py::class_<Steps>(m, "Steps", py::module_local(), R"(Sequences with the memory that they need.
+
+kept, temporary: (arguments of an allocation, or None; [(index, offset)] of the memory that lies in it).
+steps: [(new, run, result, ends)]. new: [(index, arguments)] to allocate; run: a Sequence, or a function that takes the
+list of all memory; result: the index of what the function returns, -1 for nothing; ends: indices of what to let go.)")
+      .def(py::init<Steps::Whole, Steps::Whole, std::vector<Steps::Step>>(), "kept"_a, "temporary"_a, "steps"_a)
+      .def("run", &Steps::run, "memories"_a, "allocate"_a,
+           R"(Allocates memory by allocate(*arguments), and makes the calls.
+
+memories: a list of objects with data_ptr(), or of addresses, by index, None where there is none; completed here.
+memories[0] is what is kept: it is allocated here, or given.)");
 
   m.def("counts", &counts,
         R"(How often each function has started work since the module was loaded, as {(name, precision): number}.

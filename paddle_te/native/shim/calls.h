@@ -11,13 +11,16 @@
 // Where recorded addresses are in one run. Such an address is index << 48 | offset and becomes bases[index] + offset.
 class Bases {
  public:
-  explicit Bases(const py::list& bases) : bases_(bases) {}
+  explicit Bases(size_t count) : bases_(count) {}
+  explicit Bases(const py::list& bases) : bases_(bases.size()) {
+    for (size_t i = 0; i < bases_.size(); i++) bases_[i] = to_integer(PyList_GET_ITEM(bases.ptr(), i));
+  }
+  void set(size_t index, uintptr_t base) { bases_.at(index) = base; }
   static size_t index(int64_t address) { return address < 0 ? 0 : address >> 48; }
   uintptr_t at(uintptr_t address) const {
     const size_t number = index(address);
-    if (number >= static_cast<size_t>(PyList_GET_SIZE(bases_.ptr())))
-      throw py::index_error("no base for index " + std::to_string(number));
-    return to_integer(PyList_GET_ITEM(bases_.ptr(), number)) + (address & ((uintptr_t{1} << 48) - 1));
+    if (number >= bases_.size()) throw py::index_error("no base for index " + std::to_string(number));
+    return bases_[number] + (address & ((uintptr_t{1} << 48) - 1));
   }
   // What a tensor's constructor was given: 0 where that was no recorded address.
   uintptr_t of_tensor(uintptr_t address) const { return index(address) ? at(address) : 0; }
@@ -25,7 +28,7 @@ class Bases {
   int64_t of_number(int64_t number) const { return index(number) ? at(number) : number; }
 
  private:
-  const py::list& bases_;
+  std::vector<uintptr_t> bases_;
 };
 
 // A kernel's parameters, pointers and long longs.
@@ -128,8 +131,7 @@ class Sequence {
     }
   }
 
-  void run(const py::list& list) const {
-    const Bases bases(list);
+  void run(const Bases& bases) const {
     for (Tensor* tensor : moved_) {
       const auto& from = tensor->given;
       tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),

@@ -12,7 +12,7 @@ from paddle.autograd import PyLayer
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.interface import Ranks
 from paddle_te.ops.te import offload, runtime
-from paddle_te.ops.te.program import Program, Signature, TensorSpec, program_of
+from paddle_te.ops.te.program import Program, Signature, program_of
 from paddle_te.ops.te.recording import Op, QuantizerSpec
 from paddle_te.ops.te.runtime import Runtime, dense
 
@@ -49,7 +49,7 @@ def apply(
 ) -> Any:
     """Return the op's outputs; the arguments are those of `prepare`."""
     rt = runtime.current()
-    tensors = [None if tensor is None else dense(tensor) for tensor in tensors]
+    tensors = [t if t is None or t.is_contiguous() else dense(t) for t in tensors]
     program = prepare(rt, op, tensors, settings, quantizers, tp, fuse_wgrad_accumulation)
     return _Apply.apply(program, rt, quantizers, *tensors)
 
@@ -68,7 +68,7 @@ def prepare(
     op: an Op. tensors: contiguous, as its forward takes them, None where it takes that. settings: the op's own record,
     hashable. quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.
     """
-    specs = tuple([t if t is None else TensorSpec(tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
-    train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])
+    specs = tuple([t if t is None else (tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
+    train = paddle.is_grad_enabled() and not all([t is None or t.stop_gradient for t in tensors])
     of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
     return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings))

@@ -39,6 +39,9 @@ class Packing(NamedTuple):
     offsets: tuple[tuple[int, int], ...] = ()
 
 
+NOTHING = Packing()
+
+
 def byte_count(shape: Sequence[int], dtype: Any) -> int:
     """Return the bytes of a tensor."""
     return math.prod(shape) * SIZES[dtype]
@@ -59,5 +62,5 @@ def pack(blocks: Iterable[Block]) -> Packing:
         placed.append((offset, offset + size, block))
     size = max([end for _, end, _ in placed], default=0)
     if size > JOINED:
-        return Packing()
+        return NOTHING
     return Packing(size, tuple([(block.index, offset) for offset, _, block in placed]))

@@ -7,17 +7,17 @@ calls down, `steps` arranges and runs them, `autograd` is what the ops call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import paddle
 from paddle import Tensor
 
 from paddle_te import native
-from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.te.recording import (
-    Bases,
+    Allocated,
+    Call,
     Memories,
     Op,
     OpInputs,
@@ -29,18 +29,14 @@ from paddle_te.ops.te.recording import (
     factor_pointers,
 )
 from paddle_te.ops.te.runtime import Runtime, view
-from paddle_te.ops.te.steps import WHOLE, Steps
+from paddle_te.ops.te.steps import WHOLE, Steps, shown
 
 DTYPES = {id(dtype): dtype for dtype in vars(paddle).values() if isinstance(dtype, paddle.dtype)}  # hash takes 1 µs
 KEPT_PROGRAMS = 128  # of all streams together, each with 20 to 60 of TE's handles: see runtime.KEPT_TENSORS
 
 
-class TensorSpec(NamedTuple):
-    """Hold all of a tensor that decides on an op's calls. dtype_id: id() of its dtype, as in DTYPES."""
-
-    shape: tuple[int, ...]
-    dtype_id: int
-    stop_gradient: bool
+# All of a tensor that decides on an op's calls: its shape, the id() of its dtype as in DTYPES, and stop_gradient.
+TensorSpec: TypeAlias = tuple[tuple[int, ...], int, bool]
 
 
 class Signature(NamedTuple):
@@ -60,14 +56,22 @@ class Signature(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """A recorded backward.
-
-    gradients: Placeholders of the tensors' gradients or None. used: indices of all memory that it reads or returns.
-    """
+    """A recorded backward. gradients: Placeholders of the tensors' gradients or None."""
 
     steps: Steps
     gradients: list[Placeholder | None]
-    used: set[int]
+
+
+class _Recorded(NamedTuple):
+    """Hold a backward before its calls are arranged.
+
+    gradients: as a _Backward's. read: the indices of all memory that it reads or returns.
+    """
+
+    gradients: list[Placeholder | None]
+    calls: list[Call]
+    allocated: Allocated
+    read: set[int]
 
 
 class Program:
@@ -78,7 +82,7 @@ class Program:
     """
 
     def __init__(self, rt: Runtime, op: Op, signature: Signature) -> None:
-        if any(spec is not None and 0 in spec.shape for spec in signature.tensors):
+        if any(spec is not None and 0 in spec[0] for spec in signature.tensors):
             raise ValueError("backend transformer_engine: a tensor has no elements; each rank needs tokens to compute")
         if any(signature.quantizers):
             native.load(fp8=True)  # or BackendUnavailable, before the first kernel
@@ -87,20 +91,42 @@ class Program:
         self.inputs = inputs = self._placeholders(signature)
         (outputs, self._saved), calls, allocated = self._recorder.record(rt, op.forward, inputs, signature.settings)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        before = self._recorder.count  # what has a smaller index is the forward's
+        self._grads: list[Placeholder] = []
         self._fused: list[Placeholder] = []
-        self._backwards: dict[tuple[Runtime, tuple[bool, ...]], _Backward] = {}
-        self._read: set[int] = set()  # the indices of what the backward reads or returns
-        wanted, shown = self._record_backward(rt, signature.fuse) if self.train else (set(), set())
-        given = [(i, self.inputs.tensors[i]) for i in op.weights if self.train]
-        self._weights_read = [(i, place.index in self._read) for i, place in given if place is not None]
-        returned = {place.index for place in self.outputs}
-        returned.update([q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight])
-        self.steps = Steps(rt.te, calls, allocated, returned | (wanted & shown), wanted - returned - shown)
+        backward = self._first_backward(rt, signature.fuse) if self.train else _Recorded([], [], {}, set())
+        wanted = {i for i in backward.read.union([weight.index for weight in self._fused]) if i < before}
+        cached = {q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight}
+        seen, returned = shown(backward.calls), cached.union([place.index for place in self.outputs])
+        self.steps = Steps(rt, calls, allocated, returned | (wanted & seen), wanted - returned - seen)
         factors = {index for q in self.inputs.quantizers if q for index in q.factors}
         # what a run keeps for its backward, by index
         self._kept = sorted(wanted - factors - self.steps.joined) + [WHOLE] * bool(self.steps.joined)
         shared = self._shared()
         self.activations = [position for position, index in enumerate(self._kept) if index not in shared]
+        self._note_places(backward.read)
+        self._backwards: dict[tuple[Runtime, tuple[bool, ...]], _Backward] = {}
+        if self.train:
+            self._backwards[rt, (True,) * len(self._fused)] = self._arranged(rt, backward)
+
+    def _note_places(self, read: set[int]) -> None:
+        """Note where each run finds and puts what. read: indices of what the backward reads or returns."""
+        places, outputs = self.inputs.tensors, list(enumerate(self.outputs))
+        quantizers = [(i, q) for i, q in enumerate(self.inputs.quantizers) if q is not None]
+        self._given = slice(1, 1 + sum([place is not None for place in places]))
+        self._factors = [(i, q.factors.start, q.factors.stop, q.statistics) for i, q in quantizers if q.factors]
+        self._new_weights = [(i, q.cached_weight) for i, q in quantizers if q.update_weight]
+        self._old_weights = [
+            (i, q.cached_weight.index) for i, q in quantizers if not q.update_weight and q.cached_weight
+        ]
+        weights = [(i, places[i]) for i in self._op.weights if self.train]
+        self._weights_read = [(i, place.index in read) for i, place in weights if place is not None]
+        self._passed_on = [(i, place.shape) for i, place in outputs if place in places]
+        self._kept_outputs = [
+            (i, place.index) for i, place in outputs if place not in places and place.index in self._kept
+        ]
+        # not a weight that only its main gradient is wanted of: it may have no memory now
+        self._read = [(i, index) for i, index in enumerate(self._kept) if index in read or index == WHOLE]
 
     def _shared(self) -> set[int]:
         """Return the indices of weights, of fp8 copies of them that are kept, and of what all layers are given."""
@@ -116,16 +142,17 @@ class Program:
     def _placeholders(self, signature: Signature) -> OpInputs:
         """Make the OpInputs that stand for what the signature describes."""
         recorder = self._recorder
-        tensors = [
-            spec and recorder.placeholder(spec.shape, DTYPES[spec.dtype_id], spec.stop_gradient)
-            for spec in signature.tensors
-        ]
+
+        def tensor(shape: tuple[int, ...], dtype_id: int, stop_gradient: bool) -> Placeholder:
+            return recorder.placeholder(shape, DTYPES[dtype_id], stop_gradient)
+
+        tensors = [spec and tensor(*spec) for spec in signature.tensors]
         quantizers = [spec and RecordedQuantizers(recorder, spec) for spec in signature.quantizers]
         ranks = signature.tp and RecordedRanks(recorder, signature.tp)
         return OpInputs(tuple(tensors), tuple(quantizers), ranks, signature.train)
 
-    def _record_backward(self, rt: Runtime, fuse: bool) -> tuple[set[int], set[int]]:
-        """Return (indices of the forward's memory that the backward wants, those that it shows to calls on memory)."""
+    def _first_backward(self, rt: Runtime, fuse: bool) -> _Recorded:
+        """Record the backward that adds to all main gradients."""
         recorder = self._recorder
         self._grads = [recorder.placeholder(place.shape, place.dtype) for place in self.outputs]
         self._fused = [
@@ -133,67 +160,65 @@ class Program:
         ]
         for weight in self._fused:
             weight.main_grad = recorder.placeholder(weight.shape, paddle.float32)
-        first_of_backward = self._grads[0].index
-        backward = self._backward(rt, (True,) * len(self._fused))
-        self._read = backward.used
-        used = backward.used.union([weight.index for weight in self._fused])
-        return {index for index in used if index < first_of_backward}, backward.steps.shown
+        return self._recorded(rt, (True,) * len(self._fused))
+
+    def _recorded(self, rt: Runtime, accumulate: tuple[bool, ...]) -> _Recorded:
+        """Record a backward; accumulate: whether to add to each of the main gradients."""
+        for weight, add in zip(self._fused, accumulate, strict=True):
+            weight.accumulate = add
+        gradients, calls, allocated = self._recorder.record(rt, self._op.backward, self._saved, *self._grads)
+        pairs = zip(self.inputs.tensors, gradients, strict=True)
+        gradients = [gradient for tensor, gradient in pairs if tensor is not None]  # as Paddle counts them
+        read = _indices(gradients).union(*[call.indices for call in calls])
+        return _Recorded(gradients, calls, allocated, read)
+
+    def _arranged(self, rt: Runtime, recorded: _Recorded) -> _Backward:
+        gradients, calls, allocated, _ = recorded
+        steps = Steps(rt, calls, allocated, _indices(gradients), given=self.steps.kept)
+        return _Backward(steps, gradients)
 
     def _backward(self, rt: Runtime, accumulate: tuple[bool, ...]) -> _Backward:
         """Return the _Backward on a stream; accumulate: whether to add to each of the main gradients."""
         found = self._backwards.get((rt, accumulate))
         if found is None:
-            for weight, add in zip(self._fused, accumulate, strict=True):
-                weight.accumulate = add
-            gradients, calls, allocated = self._recorder.record(rt, self._op.backward, self._saved, *self._grads)
-            pairs = zip(self.inputs.tensors, gradients, strict=True)
-            gradients = [gradient for tensor, gradient in pairs if tensor is not None]  # as Paddle counts them
-            results = {gradient.index for gradient in gradients if gradient is not None}
-            used = results.union(*[call.indices for call in calls])
-            found = self._backwards[rt, accumulate] = _Backward(
-                Steps(rt.te, calls, allocated, results), gradients, used
-            )
+            found = self._backwards[rt, accumulate] = self._arranged(rt, self._recorded(rt, accumulate))
         return found
 
-    def recorded_backward(self, rt: Runtime) -> tuple[Steps, list[Placeholder | None]]:
-        """Return the backward's (steps, Placeholders of the gradients), where there is one."""
-        return self._backward(rt, (True,) * len(self._fused))[:2]
+    def recorded_backward(self, rt: Runtime) -> _Backward:
+        """Return the backward that adds to all main gradients, where there is one."""
+        return self._backward(rt, (True,) * len(self._fused))
 
     def forward(
-        self, rt: Runtime, quantizers: Sequence[GemmQuantizers | None], tensors: Sequence[Tensor | None]
+        self, rt: Runtime, quantizers: Sequence[Any], tensors: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Run the forward: (outputs, kept); `backward` wants what was kept.
+
+        quantizers: GemmQuantizers or None, as in the Signature; of `backward` the same.
 
         Sets read_in_backward of the weights: whether the backward reads them. In fp8 it does not, but their copies in
         fp8. Sharding stage 3 then gathers no weights for it (upstream/stage3_prefetch.py).
         """
-        places = zip(self.inputs.tensors, tensors, strict=True)
-        given = [(place.index, tensor) for place, tensor in places if tensor is not None]
-        both = zip(self.inputs.quantizers, quantizers, strict=True)
-        pairs = [(place, q) for place, q in both if place is not None and q is not None]
-        kept = [(place.cached_weight, q.cached_weight) for place, q in pairs if not place.update_weight]
-        given += [(place.index, weight) for place, weight in kept if place is not None and weight is not None]
-        memories, bases = self._start(quantizers, given)
+        memories = self._memories(quantizers)
+        memories[self._given] = [tensor for tensor in tensors if tensor is not None]
+        for i, index in self._old_weights:
+            memories[index] = quantizers[i].cached_weight
         with self._lock:
-            self.steps.run(rt, memories, bases)
-        for place, q in pairs:
-            if place.update_weight:
-                q.cache_weight(place.cached_weight and memories[place.cached_weight.index])
+            self.steps.run(rt, memories)
+        for i, place in self._new_weights:
+            quantizers[i].cache_weight(None if place is None else memories[place.index])
         for i, is_read in self._weights_read:
-            weight = tensors[i]
-            assert weight is not None  # as when it was recorded
-            weight.read_in_backward = is_read
+            weight: Any = tensors[i]
+            if getattr(weight, "read_in_backward", None) is not is_read:  # to set it takes ten times as long
+                weight.read_in_backward = is_read
         outputs = [memories[place.index] for place in self.outputs]
-        for i, place in enumerate(self.outputs):
-            if place in self.inputs.tensors:
-                outputs[i] = view(outputs[i], place.shape)  # itself would be taken for an in-place result
-            elif place.index in self._kept:
-                # with its graph the output would keep ctx, and itself, alive
-                memories[place.index] = outputs[i].detach()
+        for i, shape in self._passed_on:
+            outputs[i] = view(outputs[i], shape)  # itself would be taken for an in-place result
+        for i, index in self._kept_outputs:
+            memories[index] = outputs[i].detach()  # with its graph the output would keep ctx, and itself, alive
         return outputs, [memories[index] for index in self._kept]
 
     def backward(
-        self, rt: Runtime, quantizers: Sequence[GemmQuantizers | None], kept: list[Tensor], grads: list[Tensor]
+        self, rt: Runtime, quantizers: Sequence[Any], kept: list[Tensor], grads: list[Tensor]
     ) -> list[Tensor | None]:
         """Return the gradients of the tensors.
 
@@ -202,49 +227,53 @@ class Program:
         This sets overwrite_main_grad to False on a weight whose main gradient it has written. Set it to True to make
         the next gradient overwrite the main gradient, as in TE's PyTorch modules.
         """
-        weights = dict(zip(self._kept, kept, strict=True)) if self._fused else {}
-        # not a weight that only its main gradient is wanted of: it may have no memory now
-        given = [pair for pair in zip(self._kept, kept, strict=True) if pair[0] in self._read or pair[0] == WHOLE]
-        accumulate, new, fused = [], [], []
-        for place in self._fused:
-            weight = weights[place.index]
-            fused.append(weight)
-            main_grad = getattr(weight, "main_grad", None)
-            accumulate.append(main_grad is not None and not getattr(weight, "overwrite_main_grad", False))
+        fused = self._fused_weights(kept)
+        accumulate = tuple([main_grad is not None and not overwrite for _, main_grad, overwrite in fused])
+        with self._lock:
+            steps, gradients = self._backward(rt, accumulate)
+        memories = self._memories(quantizers)
+        for i, index in self._read:
+            memories[index] = kept[i]
+        first = self._grads[0].index
+        memories[first : first + len(grads)] = grads
+        new = []
+        for place, (weight, main_grad, _) in zip(self._fused, fused, strict=True):
             if main_grad is None:
                 main_grad = rt.empty(weight.shape, paddle.float32)
                 new.append((weight, main_grad))
-            elif main_grad.dtype is not paddle.float32:
-                raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
-            assert place.main_grad is not None  # `_record_backward` has made it
-            given.append((place.main_grad.index, main_grad))
-        given += [(place.index, grad) for place, grad in zip(self._grads, grads, strict=True)]
+            memories[place.main_grad.index] = main_grad  # type: ignore[union-attr]  # `_first_backward` has made it
+        kept.clear()
+        grads.clear()
         with self._lock:
-            recorded = self._backward(rt, tuple(accumulate))
-        memories, bases = self._start(quantizers, given)
-        self.steps.locate_joined(bases)
-        for holder in (weights, given, kept, grads):
-            holder.clear()
-        with self._lock:
-            recorded.steps.run(rt, memories, bases)
+            steps.run(rt, memories)
         for weight, main_grad in new:  # only now: what fails before leaves no numbers that nobody has written
             weight.main_grad = main_grad
-        for weight in fused:
+        for weight, _, _ in fused:
             weight.overwrite_main_grad = False
-        return [None if place is None else memories[place.index] for place in recorded.gradients]
+        return [None if place is None else memories[place.index] for place in gradients]
 
-    def _start(
-        self, quantizers: Sequence[GemmQuantizers | None], given: Sequence[tuple[int, Tensor]]
-    ) -> tuple[Memories, Bases]:
-        """Return (memories, bases) by index, with what is `given` as (index, tensor)."""
+    def _fused_weights(self, kept: Sequence[Tensor]) -> list[tuple[Any, Tensor | None, bool]]:
+        """Return (weight, its main gradient or None, whether to overwrite that) of those whose gradients go there."""
+        if not self._fused:
+            return []
+        tensors = dict(zip(self._kept, kept, strict=True))
+        weights: list[Any] = [tensors[place.index] for place in self._fused]
+        found = [(w, getattr(w, "main_grad", None), getattr(w, "overwrite_main_grad", False)) for w in weights]
+        for weight, main_grad, _ in found:
+            if main_grad is not None and main_grad.dtype is not paddle.float32:
+                raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
+        return found
+
+    def _memories(self, quantizers: Sequence[Any]) -> Memories:
+        """Return a run's memories by index, of which only the quantizers' numbers are there."""
         memories: Memories = [None] * self._recorder.count
-        bases = [0] * self._recorder.count
-        for index, tensor in given:
-            memories[index], bases[index] = tensor, tensor.data_ptr()
-        for place, of_call in zip(self.inputs.quantizers, quantizers, strict=True):
-            if place is not None and of_call is not None and place.factors:
-                bases[place.factors.start : place.factors.stop] = factor_pointers(of_call, place.statistics)
-        return memories, bases
+        for i, start, stop, statistics in self._factors:
+            memories[start:stop] = factor_pointers(quantizers[i], statistics)
+        return memories
+
+
+def _indices(places: Iterable[Placeholder | None]) -> set[int]:
+    return {place.index for place in places if place is not None}
 
 
 # program_of(rt, op, signature): the Program, kept for the next call alike.

@@ -23,9 +23,9 @@ from paddle_te.ops.te.runtime import Runtime
 OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim/calls.h
 
 Allocated: TypeAlias = dict[int, tuple[list[int], Any]]  # {index: (shape, dtype)}
-Memories: TypeAlias = list[Any]  # tensors by index, None where there is none at that time
-Bases: TypeAlias = list[int]  # their addresses
-OnMemory: TypeAlias = Callable[[Memories, Bases], None]
+Memories: TypeAlias = list[Any]  # tensors or addresses by index, None where there is none at that time
+OnMemory: TypeAlias = Callable[[Memories], Tensor | None]
+NOWHERE = -1  # the index of a result that there is not
 
 
 class Op(NamedTuple):
@@ -101,14 +101,16 @@ class Placeholder:
 class Call(NamedTuple):
     """Describe a recorded call.
 
-    function: the name of one of TE's functions, or a Python function of (memories, bases), which has no arguments.
+    function: the name of one of TE's functions, or a Python function of the memories, which has no arguments.
     tensors: the native tensors among the arguments. indices: those of all memory that the call reads or writes.
+    result: the index of what the Python function returns.
     """
 
     function: str | OnMemory
     arguments: tuple[Any, ...] | None
     tensors: tuple[Any, ...]
     indices: set[int]
+    result: int = NOWHERE
 
     @property
     def on_memory(self) -> bool:
@@ -177,12 +179,11 @@ class Recorder(runtime.Runtime):
     ) -> Any:
         """Record function(*tensors) for each run; its result is the memory of the new Placeholder `out`, if given."""
 
-        def run(memories: Memories, bases: Bases) -> None:
-            result = function(*[placeholder.of(memories[placeholder.index]) for placeholder in placeholders])
-            if out is not None:
-                memories[out.index], bases[out.index] = result, result.data_ptr()
+        def run(memories: Memories) -> Tensor | None:
+            return function(*[placeholder.of(memories[placeholder.index]) for placeholder in placeholders])
 
-        self._taken.append(Call(run, None, (), {placeholder.index for placeholder in placeholders}))
+        result = NOWHERE if out is None else out.index
+        self._taken.append(Call(run, None, (), {placeholder.index for placeholder in placeholders}, result))
         return out
 
 

@@ -6,14 +6,14 @@ One native Sequence runs all calls between two allocations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import paddle
 
 from paddle_te.ops.te import packing
-from paddle_te.ops.te.packing import Block, byte_count, pack
-from paddle_te.ops.te.recording import Allocated, Bases, Call, Memories
+from paddle_te.ops.te.packing import NOTHING, Block, Packing, byte_count, pack
+from paddle_te.ops.te.recording import NOWHERE, Allocated, Call, Memories
 from paddle_te.ops.te.runtime import Runtime
 
 WHOLE = 0  # the index of the one allocation that joined memory lies in; Placeholders count from 1
@@ -31,38 +31,31 @@ class _Group(NamedTuple):
     ends: list[int]
 
 
-class _Step(NamedTuple):
-    """Run a _Group: `run` takes (memories, bases) if on_memory, (bases) otherwise."""
+def _native_step(native: Any, group: _Group, place: Any, moved: set[Any]) -> tuple[Any, ...]:
+    """Return what native.Steps takes for a _Group.
 
-    new: list[New]
-    on_memory: bool
-    run: Callable[..., None]
-    ends: list[int]
-
-    @classmethod
-    def of(cls, native: Any, group: _Group, moved: set[Any]) -> _Step:
-        """Make the step of a _Group.
-
-        moved: the native tensors that earlier steps have moved; this one's join them.
-        """
-        calls = group.calls
-        if not isinstance(function := calls[0].function, str):
-            return cls(group.new, True, function, group.ends)
-        tensors = dict.fromkeys(t for call in calls for t in call.tensors if t not in moved)
-        moved.update(tensors)
-        sequence = native.Sequence(tuple(tensors), tuple([(call.function, call.arguments) for call in calls]))
-        return cls(group.new, False, sequence.run, group.ends)
+    place: where to allocate. moved: the native tensors that earlier steps have moved; this one's join them.
+    """
+    calls = group.calls
+    new = [(index, (shape, dtype, place)) for index, shape, dtype in group.new]
+    if calls[0].on_memory:
+        return new, calls[0].function, calls[0].result, group.ends
+    tensors = dict.fromkeys(t for call in calls for t in call.tensors if t not in moved)
+    moved.update(tensors)
+    sequence = native.Sequence(tuple(tensors), tuple([(call.function, call.arguments) for call in calls]))
+    return new, sequence, NOWHERE, group.ends
 
 
 class Steps:
     """Run a list of calls.
 
     Args:
-        native: the native module.
+        rt: the Runtime that they run on.
         calls: [Call] in their order.
         allocated: {index: (shape, dtype)} of the memory that a run allocates.
         stay: indices of memory that is wanted after the last call as tensors of their own.
         keep: indices of memory that another list's calls want.
+        given: the Packing of what another list's calls have kept in the allocation WHOLE.
 
     What is neither in stay or keep nor shown to Python is temporary. If it is small, all that is temporary is one
     allocation, and all to keep is another.
@@ -73,14 +66,15 @@ class Steps:
 
     def __init__(
         self,
-        native: Any,
+        rt: Runtime,
         calls: Sequence[Call],
         allocated: Allocated,
         stay: set[int],
         keep: set[int] | frozenset[int] = frozenset(),
+        given: Packing = NOTHING,
     ) -> None:
         first, last = _uses(calls)
-        self.shown = set().union(*[call.indices for call in calls if call.on_memory])
+        self.shown = shown(calls)
         joinable = first.keys() & allocated.keys() - self.shown - stay
         sizes = {index: byte_count(*allocated[index]) for index in joinable}
         self.temporary = pack([Block(sizes[i], i, first[i], last[i]) for i in joinable - keep])
@@ -100,34 +94,24 @@ class Steps:
             used = sorted(call.indices - elsewhere - stay - keep)
             groups[-1].ends.extend([index for index in used if last[index] == i])
         moved = set[Any]()
-        self._steps = [_Step.of(native, group, moved) for group in groups]
+        steps = [_native_step(rt.te, group, rt.place, moved) for group in groups]
+        self._native = rt.te.Steps(_whole(self.kept, rt.place, given), _whole(self.temporary, rt.place), steps)
 
-    def locate_joined(self, bases: Bases) -> None:
-        """Put in where the joined memory is, for that of the whole in bases[WHOLE]."""
-        for index, offset in self.kept.offsets:
-            bases[index] = bases[WHOLE] + offset
+    def run(self, rt: Runtime, memories: Memories) -> None:
+        """Run the calls on their Runtime. memories: by index, completed here."""
+        self._native.run(memories, rt.allocate)
 
-    def run(self, rt: Runtime, memories: Memories, bases: Bases) -> None:
-        """Run the calls on a Runtime. memories, bases: tensors and addresses by index, completed here."""
-        if self.kept.size:
-            memories[WHOLE] = rt.empty([self.kept.size], paddle.uint8)
-            bases[WHOLE] = memories[WHOLE].data_ptr()
-            self.locate_joined(bases)
-        if self.temporary.size:
-            temporary = rt.empty([self.temporary.size], paddle.uint8)
-            base = temporary.data_ptr()
-            for index, offset in self.temporary.offsets:
-                bases[index] = base + offset
-        for new, on_memory, run, ends in self._steps:
-            for index, shape, dtype in new:
-                memory = memories[index] = rt.empty(shape, dtype)
-                bases[index] = memory.data_ptr()
-            if on_memory:
-                run(memories, bases)
-            else:
-                run(bases)
-            for index in ends:
-                memories[index] = None
+
+def _whole(packing: Packing, place: Any, given: Packing = NOTHING) -> tuple[Any, ...]:
+    """Return what native.Steps takes for a Packing; given: one that is allocated elsewhere."""
+    if packing.size:
+        return ([packing.size], paddle.uint8, place), packing.offsets
+    return None, given.offsets
+
+
+def shown(calls: Sequence[Call]) -> set[int]:
+    """Return the indices that are shown to calls on memory."""
+    return set[int]().union(*[call.indices for call in calls if call.on_memory])
 
 
 def _uses(calls: Sequence[Call]) -> tuple[dict[int, int], dict[int, int]]:

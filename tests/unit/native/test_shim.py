@@ -645,6 +645,57 @@ def test_sequence_makes_its_calls_on_other_memory(fake):
     fake.calls()
 
 
+def test_steps_allocate_what_their_calls_need_and_let_it_go(fake):
+    """What is kept lies in memories[0], which another Steps is given; a function's result is memory as well."""
+    at = {"kept": 0x1000000, "temporary": 0x2000000, "y": 0x3000000, "z": 0x4000000}
+
+    class Memory:
+        def __init__(self, name):
+            self.name = name
+
+        def data_ptr(self):
+            return at[self.name]
+
+    slot = lambda number, offset=0: number << 48 | offset  # noqa: E731
+    launch = lambda *slots: fake.te.Sequence((), (("launch", (0x703, 1, 32, 0, fake.stream, *map(slot, slots))),))  # noqa: E731
+    seen = []
+
+    def doubled(memories):
+        seen.append([memory.name if isinstance(memory, Memory) else memory for memory in memories])
+        return Memory("z")
+
+    steps = [
+        ([(3, ("y",))], launch(1, 2, 3), -1, []),
+        ([], launch(3, 4, 5), -1, [1]),
+        ([], doubled, 6, [3]),
+        ([], launch(2, 4, 6), -1, []),
+    ]
+    forward = fake.te.Steps((("kept",), [(4, 0x100)]), (("temporary",), [(5, 0x200)]), steps)
+    memories = [None, Memory("y"), 0x77, None, None, None, None]
+    forward.run(memories, Memory)
+    kept, temporary = at["kept"] + 0x100, at["temporary"] + 0x200
+    for arguments in (at["y"], 0x77, at["y"]), (at["y"], kept, temporary), (0x77, kept, at["z"]):
+        fake.te.launch(0x703, 1, 32, 0, fake.stream, *arguments)
+    got = fake.calls()
+    assert got[:3] == got[3:]
+    assert seen == [["kept", None, 0x77, "y", None, None, None]]
+    assert [memory and getattr(memory, "name", memory) for memory in memories] == [
+        "kept",
+        *[None, 0x77],
+        *[None] * 3,
+        "z",
+    ]
+    backward = fake.te.Steps((None, [(4, 0x100)]), (None, []), [([], launch(2, 3, 4), -1, [])])
+    backward.run([memories[0], None, 0x77, Memory("y"), None], Memory)
+    fake.te.launch(0x703, 1, 32, 0, fake.stream, 0x77, at["y"], kept)
+    got, want = fake.calls()
+    assert got == want
+    with pytest.raises(KeyError):
+        fake.te.Steps((("nowhere",), []), (None, []), []).run([None], Memory)
+    with pytest.raises(IndexError, match="index 9"):
+        fake.te.Steps((None, []), (None, []), [([], launch(0, 0, 9), -1, [])]).run([None], Memory)
+
+
 def test_what_cannot_be_recorded_is_refused_before_it_runs(fake, make):
     (x, _), (y, _) = make(8, 32), make(8, 32)
     with pytest.raises(AttributeError, match="quantise"):

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,12 +105,12 @@ def test_backward_runs_on_the_stream_of_its_time(seed, monkeypatch):
 def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
     """What is too large to be joined; an input is the caller's, an output stays."""
     monkeypatch.setattr(packing, "JOINED", 0)
-    log = []
-    native = SimpleNamespace(Sequence=lambda tensors, calls: SimpleNamespace(run=lambda bases: log.append(calls)))
+    log, seen = [], []
+    monkeypatch.setattr(emulated_te.Sequence, "run", lambda self, bases: log.append(self.calls) or seen.append(bases))
+    te = SimpleNamespace(Sequence=partial(emulated_te.Sequence, None), Steps=emulated_te.Steps)
     call = lambda name, *slots: Call(name, (), (), {*slots})  # noqa: E731
     calls = [call("a", 1, 2), call("b", 2, 3), call("c", 3), call("d", 3, 4), call("e", 4, 5)]
     allocated = {slot: ([slot], paddle.uint8) for slot in (2, 3, 4, 5)}
-    steps = Steps(native, calls, allocated, {5})
 
     class Memory:
         def __init__(self, slot):
@@ -122,15 +123,15 @@ def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
         def __del__(self):
             log.append(("gone", self.slot))
 
-    rt = SimpleNamespace(te=None, empty=lambda shape, dtype: Memory(shape[0]))
-    memories, bases = [None, "x", *[None] * 4], [0] * 6
-    steps.run(rt, memories, bases)
+    rt = SimpleNamespace(te=te, place=None, allocate=lambda shape, dtype, place: Memory(shape[0]))
+    memories = [None, 1000, *[None] * 4]
+    Steps(rt, calls, allocated, {5}).run(rt, memories)
     names = [tuple(name for name, _ in entry) if isinstance(entry[0], tuple) else entry for entry in log]
     assert names == [
         ("new", 2), ("a",), ("new", 3), ("b", "c"), ("gone", 2), ("new", 4), ("d",), ("gone", 3),
         ("new", 5), ("e",), ("gone", 4),
     ]  # fmt: skip
-    assert memories[5].slot == 5 and bases == [0, 0, 2000, 3000, 4000, 5000] and memories[1:5] == [None] * 4
+    assert memories[5].slot == 5 and seen[-1] == [0, 1000, 2000, 3000, 4000, 5000] and memories[1:5] == [None] * 4
 
 
 def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
@@ -212,22 +213,22 @@ def test_threads_do_not_move_each_others_tensors(seed, monkeypatch):
     op = Op(twice_copied, lambda rt, saved, dy: (None,))
     inputs = [bf16(seed + i, 4, 8).detach() for i in range(2)]
     want, results, allocations = [x.astype("float32").numpy() for x in inputs], {}, []
-    empty = runtime.Runtime.empty
+    allocate = runtime.Runtime.allocate
 
     def run(i):
         results[i] = autograd.apply(op, (inputs[i],)).astype("float32").numpy()
 
     second = threading.Thread(target=run, args=(1,))
 
-    def interrupted(self, shape, dtype):
+    def interrupted(shape, dtype, place):
         allocations.append(threading.current_thread())
         if len(allocations) == 2:
             second.start()
             second.join(timeout=0.5)
-        return empty(self, shape, dtype)
+        return allocate(shape, dtype, place)
 
     run(0)
-    monkeypatch.setattr(runtime.Runtime, "empty", interrupted)
+    monkeypatch.setattr(runtime.Runtime, "allocate", staticmethod(interrupted))
     run(0)
     second.join()
     assert len(set(allocations)) == 2
