@@ -317,14 +317,14 @@ class MultiHeadAttention(BackendLayer):
     def _is_whole(self, layers: Mapping[str, nn.Layer]) -> bool:
         """Say whether nothing stands between the layers.
 
-        That would be a norm of rotated q and k, another order of tokens, LoRA, or a hook such as those of sharding
-        stage 3.
+        That would be a norm of rotated q and k, another order of tokens, LoRA's dropout, or a hook such as those of
+        sharding stage 3.
         """
         if self._norms_after_rope or self.settings.attn_input_format != "bshd" or self.settings.norms != "before":
             return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
-        return type(qkv) is LayerNormLinear and type(proj) is Linear and not hooks
+        return not (hooks or qkv.drops or proj.drops)
 
     def _forward_at_once(
         self, layers: Mapping[str, Any], x: Tensor, context: Context, attention_quantizers: AttentionQuantizers | None
@@ -350,6 +350,7 @@ class MultiHeadAttention(BackendLayer):
             quantizers=(of_qkv, of_proj),
             attention_quantizers=attention_quantizers,
             fuse_wgrad_accumulation=qkv.fuse_wgrad_accumulation,
+            low_rank=(qkv.low_rank("weight"), proj.low_rank("weight")),
         )
 
     @property

@@ -29,6 +29,7 @@ from paddle_te.layers.settings import (
 from paddle_te.ops import get_ops
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.interface import Ops
+from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
 
 
@@ -134,6 +135,7 @@ class _WithGemms(_Layer):
     GEMM_WEIGHTS: ClassVar[tuple[str, ...]] = ()
     fp8: ModuleScaling
     outside_blocks = False
+    drops = False  # see lora.WithLoRA
 
     def __init__(self, settings: Common, set_parallel_mode: bool = False) -> None:
         super().__init__(settings, set_parallel_mode)
@@ -144,6 +146,10 @@ class _WithGemms(_Layer):
         recipe = get_autocast_state().stored_for
         stored = () if recipe is None else [StoredWeight(recipe) for _ in range(gemms)]
         return ModuleScaling(gemms, self.ops.amax_and_scale_update, stored=stored)
+
+    def low_rank(self, weight: str, x: Tensor | None = None) -> LowRankUpdate | None:
+        """Return what is added to the product with a weight, by its name: LoRA's, see `lora.WithLoRA`."""
+        return None
 
     def create_weight(
         self,
@@ -289,6 +295,7 @@ class Linear(_WithGemms):
             tp=self.tp,
             quantizers=None if quantizers is None else quantizers[0],
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
+            low_rank=self.low_rank("weight", x),
         )
 
 
@@ -344,6 +351,7 @@ class LayerNormLinear(_BehindNorm):
             tp=self.tp,
             quantizers=None if quantizers is None else quantizers[0],
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
+            low_rank=self.low_rank("weight"),
         )
 
 
@@ -403,6 +411,7 @@ class LayerNormMLP(_BehindNorm):
             tp=self.tp,
             quantizers=(first, second),
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
+            low_rank=(self.low_rank("fc1_weight"), self.low_rank("fc2_weight")),
         )
         return self.added(*out) if isinstance(out, tuple) else out
 

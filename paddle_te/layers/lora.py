@@ -120,16 +120,20 @@ class WithLoRA(_WithGemms):
         return self.merged or self.disable_lora
 
     @property
-    def drops(self) -> bool:
+    def drops(self) -> bool:  # type: ignore[override]  # of a layer without LoRA a constant
         """Say whether dropout stands before A, so that norm and activation are operations of their own."""
-        found = next(iter(self.adapters.values()), None)
-        return self.training and found is not None and found.dropout is not None
+        if not self.training or self.plain():
+            return False
+        found = next((layer for layer in self._sub_layers.values() if isinstance(layer, LowRank)), None)
+        return found is not None and found.dropout is not None
 
     def low_rank(self, weight: str, x: Tensor | None = None) -> LowRankUpdate | None:
         """Make the LowRankUpdate of a weight, by its name; None where no part has A and B.
 
         x: the input of its GEMM where `drops`. The parts share it, and with it what is dropped of it.
         """
+        if self.plain():
+            return None
         parts = self.parts[weight]
         layers = [self._sub_layers.get(part) for part in parts]
         found = next(filter(None, layers), None)
@@ -216,32 +220,16 @@ class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
     PARALLEL_MODES = {"weight": "column"}
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> tuple[Tensor, Tensor]:
-        if self.plain():
+        if not self.drops:
             return super().forward(x, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
-        if self.drops:
-            return self.gemm(normed(self, x), "weight", self.bias, quantizers), x
-        return self.ops.layernorm_linear(
-            x,
-            self.norm(),
-            self._parameters["weight"],
-            bias=self.bias,
-            tp=self.tp,
-            quantizers=quantizers,
-            low_rank=self.low_rank("weight"),
-        )
+        return self.gemm(normed(self, x), "weight", self.bias, quantizers), x
 
 
 class LoRALinear(WithLoRA, Linear):
     """Compute a row-parallel Linear with LoRA, such as the projection behind attention."""
 
     PARALLEL_MODES = {"weight": "row"}
-
-    def forward(self, x: Tensor, residual: Tensor | None = None, is_first_microbatch: bool | None = None) -> Tensor:
-        if self.plain():
-            return super().forward(x, residual, is_first_microbatch)
-        (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
-        return self.gemm(x, "weight", self.bias, quantizers, residual)
 
 
 class LoRAColumnLinear(LoRALinear):
@@ -262,30 +250,9 @@ class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
     PARALLEL_MODES = {"fc1_weight": "column", "fc2_weight": "row"}
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
-        if self.plain():
+        if not self.drops:
             return super().forward(x, is_first_microbatch)
         first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
-        if self.drops:
-            return self._singly(x, first, second)
-        parameters = self._parameters
-        out = self.ops.layernorm_mlp(
-            x,
-            self.norm(),
-            parameters["fc1_weight"],
-            parameters["fc2_weight"],
-            fc1_bias=self.fc1_bias,
-            fc2_bias=self.fc2_bias,
-            activation=self.activation,
-            add_residual=self.adds_at_once,
-            recompute=self.recompute,
-            fp8_input_store=self.fp8_input_store,
-            tp=self.tp,
-            quantizers=(first, second),
-            low_rank=(self.low_rank("fc1_weight"), self.low_rank("fc2_weight")),
-        )
-        return self.added(*out) if isinstance(out, tuple) else out
-
-    def _singly(self, x: Tensor, first: GemmQuantizers | None, second: GemmQuantizers | None) -> Tensor:
         z = normed(self, x)
         act = self.ops.activate(self.gemm(z, "fc1_weight", self.fc1_bias, first), self.activation)
         at_once = self.adds_at_once

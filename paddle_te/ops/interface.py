@@ -254,10 +254,12 @@ class Ops(Protocol):
         quantizers: QuantizersOfTwo = (None, None),
         attention_quantizers: AttentionQuantizers | None = None,
         fuse_wgrad_accumulation: bool = False,
+        low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
     ) -> Tensor:
         """linear(rotary_attention(layernorm_linear(x))) + x, without dropout.
 
-        max_sequence_length: s, for x [tokens, hidden]. quantizers: of the two GEMMs.
+        max_sequence_length: s, for x [tokens, hidden]. quantizers, low_rank: of the two GEMMs; a low_rank has no x of
+        its own.
         """
 
     def parallel_cross_entropy(

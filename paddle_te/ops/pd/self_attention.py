@@ -6,6 +6,7 @@ from paddle import Tensor
 
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers, QuantizersOfTwo, Ranks
+from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.pd.attention import rotary_attention
 from paddle_te.ops.pd.linear import layernorm_linear, linear
@@ -29,12 +30,20 @@ def self_attention(
     quantizers: QuantizersOfTwo = (None, None),
     attention_quantizers: AttentionQuantizers | None = None,
     fuse_wgrad_accumulation: bool = False,
+    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor:
     """linear(rotary_attention(layernorm_linear(x))) + x: see `ops.interface`."""
-    of_qkv, of_proj = quantizers
+    (of_qkv, of_proj), (beside_qkv, beside_proj) = quantizers, low_rank
     fuse, row = fuse_wgrad_accumulation, None if tp is None else "row"
     qkv, residual = layernorm_linear(
-        x, norm, qkv_weight, bias=qkv_bias, tp=tp, quantizers=of_qkv, fuse_wgrad_accumulation=fuse
+        x,
+        norm,
+        qkv_weight,
+        bias=qkv_bias,
+        tp=tp,
+        quantizers=of_qkv,
+        fuse_wgrad_accumulation=fuse,
+        low_rank=beside_qkv,
     )
     flat = qkv.ndim == 2
     if flat:
@@ -59,4 +68,5 @@ def self_attention(
         tp=tp,
         quantizers=of_proj,
         fuse_wgrad_accumulation=fuse,
+        low_rank=beside_proj,
     )

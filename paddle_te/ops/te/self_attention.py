@@ -1,4 +1,7 @@
-"""The attention half of a layer as one Op, of the functions of its three: fewer PyLayers, fewer allocations."""
+"""The attention half of a layer as one Op, of the functions of its three: fewer PyLayers, fewer allocations.
+
+With low-rank products beside its GEMMs it is another Op, of the functions that these have.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from paddle import Tensor
 
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers, QuantizersOfTwo, Ranks
+from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.attention import (
@@ -17,14 +21,20 @@ from paddle_te.ops.te.attention import (
     rotary_attention_backward,
     rotary_attention_forward,
 )
-from paddle_te.ops.te.gemm import drop_data
+from paddle_te.ops.te.gemm import SavedColumn, drop_data
 from paddle_te.ops.te.linear import (
+    LinearSettings,
+    LowRankLinearSettings,
+    NormedLowRankLinear,
+    SavedLowRankLinear,
     Wanted,
     layernorm_linear_backward,
     layernorm_linear_forward,
     linear_backward,
     linear_forward,
+    low_rank_linear_forward,
 )
+from paddle_te.ops.te.low_rank import LowRankSettings
 from paddle_te.ops.te.norm import NormSettings
 from paddle_te.ops.te.quantized import quantized_together
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
@@ -32,11 +42,16 @@ from paddle_te.ops.te.runtime import dtype_code
 
 
 class SelfAttentionSettings(NamedTuple):
-    """norm: its NormSettings. sequence: tokens of a sequence where x is [tokens, hidden], else None."""
+    """norm: its NormSettings. sequence: tokens of a sequence where x is [tokens, hidden], else None.
+
+    qkv, proj: of the products beside the GEMMs, None where there is none.
+    """
 
     norm: NormSettings
     sequence: int | None
     attention: AttentionSettings
+    qkv: LowRankSettings | None = None
+    proj: LowRankSettings | None = None
 
 
 @dataclass(slots=True)
@@ -50,10 +65,9 @@ class _Saved:
 
 
 def _forward(rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings) -> tuple[Placeholder, _Saved]:
-    x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *others = inputs.tensors
-    q_weight, k_weight, softmax_offset = others
-    of_qkv, of_proj, *of_attention = inputs.quantizers
-    tp, train, s = inputs.tp, inputs.train, settings.sequence
+    x, ln_weight, ln_bias, qkv_weight, qkv_bias, _, proj_weight, proj_bias, _, *others = inputs.tensors
+    of_qkv, of_proj, *_ = inputs.quantizers
+    tp, train = inputs.tp, inputs.train
     before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
     weights, quantizers = (qkv_weight, proj_weight), (of_qkv, of_proj)
     w_qkv, w_proj = quantized_together(rt, weights, dtype_code("x", x), quantizers, train)
@@ -62,18 +76,28 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings) ->
     if train:
         drop_data(rt, w_qkv)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others)])
-    *_, width = qkv.shape
-    whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
-    in_fp8 = [quantizers for quantizers in of_attention if quantizers]
-    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, softmax_offset, in_fp8
-    context, saved_attention = rotary_attention_forward(rt, *of_heads, train and not frozen, settings.attention, tp)
-    if s is not None:
-        context = context.reshaped([qkv.shape[0], context.shape[-1]])
-    context.stop_gradient = frozen
+    context, saved_attention = _attended(rt, inputs, settings, qkv, frozen)
     row = None if tp is None else "row"
     of_row = context, proj_weight, proj_bias, residual, of_proj, tp, train, row
     out, saved_proj = linear_forward(rt, *of_row, copy=saved_qkv.norm.copy, w=w_proj)
     return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
+
+
+def _attended(
+    rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings, qkv: Placeholder, frozen: bool
+) -> tuple[Placeholder, Any]:
+    """Compute (attention's output as the projection takes it, what attention's backward reads)."""
+    freqs, cu_seqlens, q_weight, k_weight, softmax_offset = (inputs.tensors[i] for i in (5, 8, 9, 10, 11))
+    s, (rows, *_, width) = settings.sequence, qkv.shape
+    whole = qkv if s is None else qkv.reshaped([rows // s, s, width])
+    in_fp8 = [quantizers for quantizers in inputs.quantizers[2:] if quantizers]
+    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, softmax_offset, in_fp8
+    train = inputs.train and not frozen
+    context, saved = rotary_attention_forward(rt, *of_heads, train, settings.attention, inputs.tp)
+    if s is not None:
+        context = context.reshaped([rows, context.shape[-1]])
+    context.stop_gradient = frozen
+    return context, saved
 
 
 def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Wanted, ...]:
@@ -85,7 +109,58 @@ def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Wanted, ...
     return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj, *of_others
 
 
+@dataclass(slots=True)
+class _SavedAdapted:
+    """What the three parts' backwards read, with low-rank products. factors: how many of qkv's there are."""
+
+    qkv: NormedLowRankLinear | SavedColumn
+    attention: Any
+    proj: SavedLowRankLinear
+    frozen: bool
+    factors: int
+
+
+def _adapted_forward(
+    rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings
+) -> tuple[Placeholder, _SavedAdapted]:
+    x, _, _, _, _, _, proj_weight, proj_bias, _, *others = inputs.tensors[:_FACTORS]
+    of_qkv, of_proj, *_ = inputs.quantizers
+    tp, train, before, factors = inputs.tp, inputs.train, inputs.tensors[:5], inputs.tensors[_FACTORS:]
+    count = 2 * len(settings.qkv.sizes) if settings.qkv else 0
+    beside_qkv, beside_proj = factors[:count], factors[count:]
+    saved_qkv: NormedLowRankLinear | SavedColumn
+    if settings.qkv is None:
+        x, ln_weight, ln_bias, weight, bias = before
+        plain = x, ln_weight, ln_bias, weight, bias, of_qkv, tp, train, settings.norm
+        (qkv, _), saved_qkv = layernorm_linear_forward(rt, *plain)
+    else:
+        adapted = settings.norm, before, beside_qkv, settings.qkv, of_qkv, inputs
+        qkv, saved_qkv = NormedLowRankLinear.forward(rt, *adapted)
+    frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others, *beside_qkv)])
+    context, saved_attention = _attended(rt, inputs, settings, qkv, frozen)
+    of_row = LowRankLinearSettings(LinearSettings("row", True), settings.proj)
+    given = context, proj_weight, proj_bias, x, None, beside_proj, of_proj, tp, train, of_row
+    out, saved_proj = low_rank_linear_forward(rt, *given)
+    return out, _SavedAdapted(saved_qkv, saved_attention, saved_proj, frozen, count)
+
+
+def _adapted_backward(rt: Recorder, saved: _SavedAdapted, dy: Placeholder) -> tuple[Wanted, ...]:
+    (dcontext, dproj_weight, dproj_bias, _), _, pending = saved.proj.backward(rt, dy)
+    beside_proj = saved.proj.factor_gradients(rt, pending)
+    of_proj = None, dproj_weight, dproj_bias, None
+    if saved.frozen or dcontext is None:
+        return *[None] * 5, *of_proj, None, None, None, *[None] * saved.factors, *beside_proj
+    dqkv, _, _, _, *of_others = rotary_attention_backward(rt, saved.attention, dcontext)
+    if isinstance(saved.qkv, NormedLowRankLinear):
+        dx, dln_weight, dln_bias, dw, dbias, *beside_qkv = saved.qkv.backward(rt, dqkv, dy)
+    else:
+        dx, dln_weight, dln_bias, dw, dbias, *beside_qkv = layernorm_linear_backward(rt, saved.qkv, dqkv, dy)
+    return dx, dln_weight, dln_bias, dw, dbias, *of_proj, *of_others, *beside_qkv, *beside_proj
+
+
+_FACTORS = 12  # where those of low-rank products begin among the tensors
 _SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))
+_ADAPTED = Op(_adapted_forward, _adapted_backward, weights=(3, 6))
 
 
 def self_attention(
@@ -106,16 +181,19 @@ def self_attention(
     quantizers: QuantizersOfTwo = (None, None),
     attention_quantizers: AttentionQuantizers | None = None,
     fuse_wgrad_accumulation: bool = False,
+    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor:
     """linear(rotary_attention(layernorm_linear(x))) + x: see `ops.interface`."""
     sequence, qk_norm = max_sequence_length if x.ndim == 2 else None, heads.qk_norm
     others = *((None, None) if qk_norm is None else qk_norm[:2]), in_float32(softmax_offset)
     attention = AttentionSettings.of(heads, scores, attention_quantizers)
-    return autograd.apply(
-        _SELF_ATTENTION,
-        (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *others),
-        SelfAttentionSettings(NormSettings.of(norm), sequence, attention),
-        quantizers=(*quantizers, *(attention_quantizers or ())),
-        tp=tp,
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
-    )
+    settings = SelfAttentionSettings(NormSettings.of(norm), sequence, attention)
+    tensors = x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *others
+    of_gemms = *quantizers, *(attention_quantizers or ())
+    if any(low_rank):
+        qkv, proj = (update and LowRankSettings.of(update) for update in low_rank)
+        factors = [factor for update in low_rank if update for factor in (*update.a, *update.b)]
+        settings = settings._replace(qkv=qkv, proj=proj)
+        return autograd.apply(_ADAPTED, (*tensors, *factors), settings, quantizers=of_gemms, tp=tp)
+    fuse = fuse_wgrad_accumulation
+    return autograd.apply(_SELF_ATTENTION, tensors, settings, quantizers=of_gemms, tp=tp, fuse_wgrad_accumulation=fuse)

@@ -31,6 +31,8 @@ SELF_ATTENTION = dict(qkv_weight=(128, 32), proj_weight=(32, 64))
 MLP = dict(fc1_weight=(96, 32), fc2_weight=(32, 48))
 PLAIN_MLP = dict(fc1_weight=(48, 32), fc2_weight=(32, 48), fc1_bias=(48,), fc2_bias=(32,))
 FACTORS = dict(a0=(32, 3), b0=(3, 16), a2=(32, 3), b2=(3, 8))  # of the first and the third of three parts
+OF_QKV = dict(qkv_a0=(32, 3), qkv_b0=(3, 64), qkv_a2=(32, 3), qkv_b2=(3, 32))
+OF_PROJ = dict(proj_a0=(64, 4), proj_b0=(4, 32))
 # op, shapes of its tensors, arguments, which of its outputs go on
 CASES = {
     "rms_norm": ("normalize", RMS_NORM, {}, [0]),
@@ -91,6 +93,18 @@ CASES = {
         "self_attention", RMS_NORM | SELF_ATTENTION | dict(x=(16, 32)), ATTENTION | dict(max_sequence_length=8), [0]
     ),
     "self_attention_of_documents": ("self_attention", RMS_NORM | SELF_ATTENTION, ATTENTION | DOCUMENTS, [0]),
+    "self_attention_with_low_rank": (
+        "self_attention", RMS_NORM | SELF_ATTENTION | OF_QKV | OF_PROJ,
+        ATTENTION | DOCUMENTS | dict(qkv_sizes=(64, 32, 32), proj_sizes=(32,)), [0]
+    ),
+    "self_attention_with_low_rank_of_qkv": (
+        "self_attention", LAYER_NORM | SELF_ATTENTION | dict(qkv_bias=(128,)) | OF_QKV,
+        ATTENTION | dict(qkv_sizes=(64, 32, 32)), [0]
+    ),
+    "self_attention_with_low_rank_of_proj": (
+        "self_attention", RMS_NORM | SELF_ATTENTION | dict(x=(16, 32)) | OF_PROJ,
+        ATTENTION | dict(max_sequence_length=8, proj_sizes=(32,)), [0]
+    ),
 }  # fmt: skip
 
 
@@ -116,6 +130,15 @@ def tensor(array, dtype, dense):
     return result
 
 
+def low_rank_update(arguments, prefix, scaling):
+    """The LowRankUpdate of arguments whose names begin with the prefix, which go; None without."""
+    sizes = arguments.pop(f"{prefix}sizes", None)
+    if sizes is None:
+        return None
+    a, b = (tuple(arguments.pop(f"{prefix}{name}{part}", None) for part in range(len(sizes))) for name in "ab")
+    return LowRankUpdate(a, b, sizes, scaling)
+
+
 def run(backend, case, arrays, frozen, dense, generator):
     """Outputs and gradients, float32 arrays or None."""
     name, shapes, arguments, used = case
@@ -131,9 +154,10 @@ def run(backend, case, arrays, frozen, dense, generator):
         centered = arguments.pop("zero_centered_gamma", False)
         arguments["norm"] = Norm(arguments.pop("ln_weight"), 1e-5, arguments.pop("ln_bias", None), centered)
     if "sizes" in arguments:
-        sizes, scaling = arguments.pop("sizes"), arguments.pop("scaling")
-        a, b = (tuple(arguments.pop(f"{name}{part}", None) for part in range(len(sizes))) for name in "ab")
-        arguments["low_rank"] = LowRankUpdate(a, b, sizes, scaling, arguments.pop("dropped", None))
+        low_rank = low_rank_update(arguments, "", arguments.pop("scaling"))
+        arguments["low_rank"] = low_rank._replace(x=arguments.pop("dropped", None))
+    if {"qkv_sizes", "proj_sizes"} & arguments.keys():
+        arguments["low_rank"] = tuple(low_rank_update(arguments, prefix, 0.75) for prefix in ("qkv_", "proj_"))
     if "q_weight" in shapes:
         arguments["qk_norm"] = QKNorm(arguments.pop("q_weight"), arguments.pop("k_weight"), 1e-6)
     records = {"heads": Heads, "scores": Scores}
