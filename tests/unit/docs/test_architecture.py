@@ -9,7 +9,7 @@ from tests.unit.test_imports import HOSTS, MAY_IMPORT, PACKAGE, files, rooms
 
 PAGE = PACKAGE.parent / "docs/background/architecture.md"
 BELOW = " for all of them:"  # from here on the picture has no order
-WITHOUT = " for all of them, No Paddle:"
+WITHOUT = " for all of them, without Paddle:"
 SWAPPED = {"hosts": "models/", "models": "hosts/"}
 
 
