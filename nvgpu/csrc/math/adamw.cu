@@ -2,7 +2,6 @@
 #include <array>
 #include <map>
 
-#include "launch.h"
 #include "master_weight.h"
 #include "math.h"
 
@@ -95,25 +94,22 @@ struct AdamWRule {
 // greatest second moments.
 template <typename T, typename G, typename M, typename S, typename W, bool amsgrad>
 struct AdamWLoop {
-  T* param;
+  Weights<T, W> weights;
   const G* grad;
   S *moment1, *moment2, *moment2_max;
-  W* master;
   AdamWScalars<M> settings;
   static constexpr int kWidth = kPack<T, G, S, W>;
-  static constexpr bool kRounds = !std::is_same_v<S, M>, kRemainder = std::is_same_v<W, int16_t>;
+  static constexpr bool kRounds = !std::is_same_v<S, M>;
 
-  bool Dense() const { return Aligned(param, grad, moment1, moment2, moment2_max, master); }
-  NVGPU_FN bool HasMaster() const { return kRemainder || master != nullptr; }
+  bool Dense() const { return weights.Dense() && Aligned(grad, moment1, moment2, moment2_max); }
 
   struct Nothing {};
   template <int N>
   struct Loaded {
     Pack<S, N> moment1, moment2;
     std::conditional_t<amsgrad, Pack<S, N>, Nothing> moment2_max;
-    Pack<W, N> master;
     Pack<G, N> grad;
-    Pack<T, N> param;
+    typename Weights<T, W>::template Loaded<N> weight;
   };
   template <int N>
   NVGPU_FN Loaded<N> Load(int64_t i) const {
@@ -122,8 +118,7 @@ struct AdamWLoop {
     loaded.moment1 = LoadPack<N>(moment1 + i);
     loaded.moment2 = LoadPack<N>(moment2 + i);
     if constexpr (amsgrad) loaded.moment2_max = LoadPack<N>(moment2_max + i);
-    if (HasMaster()) loaded.master = LoadPack<N>(master + i);
-    if (kRemainder || !HasMaster()) loaded.param = LoadPack<N>(param + i);
+    loaded.weight = weights.template Load<N>(i);
     return loaded;
   }
   // What a thread does with all its packs: what it computes from the settings, it computes once.
@@ -144,8 +139,7 @@ struct AdamWLoop<T, G, M, S, W, amsgrad>::Prepared {
   template <int N>
   NVGPU_FN void Store(int64_t i, Loaded<N> loaded) const {
     for (int n = 0; n < N; ++n) {
-      const M p = of.HasMaster() ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
-                                 : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
+      const M p = of.weights.template Value<M>(loaded.weight, n);
       M m1 = static_cast<M>(loaded.moment1.at[n]), m2 = static_cast<M>(loaded.moment2.at[n]);
       rule.Advance(loaded.grad.at[n], &m1, &m2);
       M largest = m2;
@@ -156,13 +150,12 @@ struct AdamWLoop<T, G, M, S, W, amsgrad>::Prepared {
         if (loaded.moment2_max.at[n] > m2) largest = loaded.moment2_max.at[n];
         loaded.moment2_max.at[n] = StoreMoment<S>(largest, noise >> 16);
       }
-      SplitMaster(rule.Weight(p, m1, std::sqrt(largest)), &loaded.param.at[n], &loaded.master.at[n]);
+      of.weights.Set(rule.Weight(p, m1, std::sqrt(largest)), n, &loaded.weight);
     }
     StorePack(of.moment1 + i, loaded.moment1);
     StorePack(of.moment2 + i, loaded.moment2);
     if constexpr (amsgrad) StorePack(of.moment2_max + i, loaded.moment2_max);
-    if (of.HasMaster()) StorePack(of.master + i, loaded.master);
-    StorePack(of.param + i, loaded.param);
+    of.weights.Store(i, loaded.weight);
   }
 };
 
@@ -412,8 +405,11 @@ void RunLoop(Stream stream, const Steps& steps) {
   using Loop = AdamWLoop<T, G, M, S, W, amsgrad>;
   std::vector<Part<Loop>> parts;
   for (const AdamW& step : steps) {
-    const Loop loop{static_cast<T*>(step.param),   static_cast<const G*>(step.grad),  static_cast<S*>(step.moment1),
-                    static_cast<S*>(step.moment2), static_cast<S*>(step.moment2_max), static_cast<W*>(step.master),
+    const Loop loop{{static_cast<T*>(step.param), static_cast<W*>(step.master)},
+                    static_cast<const G*>(step.grad),
+                    static_cast<S*>(step.moment1),
+                    static_cast<S*>(step.moment2),
+                    static_cast<S*>(step.moment2_max),
                     AdamWScalars<M>(step)};
     parts.push_back({loop, step.count, loop.Dense()});
   }

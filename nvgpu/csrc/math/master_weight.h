@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "launch.h"
 #include "types.h"
 
 namespace nvgpu::math {
@@ -41,5 +42,45 @@ NVGPU_FN inline void SplitMaster(M value, T* param, W* master) {
     *param = Convert<T>(static_cast<Compute<T>>(value));
   }
 }
+
+// Weights T with master weights W, or nullptr, as a loop over packs reads and writes them: a weight of which there is a
+// master weight is not read.
+template <typename T, typename W>
+struct Weights {
+  T* param;
+  W* master;
+  static constexpr bool kRemainder = std::is_same_v<W, int16_t>;
+
+  NVGPU_FN bool HasMaster() const { return kRemainder || master != nullptr; }
+  NVGPU_FN bool Dense() const { return Aligned(param, master); }
+
+  template <int N>
+  struct Loaded {
+    Pack<T, N> param;
+    Pack<W, N> master;
+  };
+  template <int N>
+  NVGPU_FN Loaded<N> Load(int64_t i) const {
+    Loaded<N> loaded;
+    if (HasMaster()) loaded.master = LoadPack<N>(master + i);
+    if (kRemainder || !HasMaster()) loaded.param = LoadPack<N>(param + i);
+    return loaded;
+  }
+  template <int N>
+  NVGPU_FN void Store(int64_t i, const Loaded<N>& loaded) const {
+    if (HasMaster()) StorePack(master + i, loaded.master);
+    StorePack(param + i, loaded.param);
+  }
+  // The weight at a pack's place n, in M, and its successor.
+  template <typename M, int N>
+  NVGPU_FN M Value(const Loaded<N>& loaded, int n) const {
+    return HasMaster() ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
+                       : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
+  }
+  template <typename M, int N>
+  NVGPU_FN static void Set(M next, int n, Loaded<N>* loaded) {
+    SplitMaster(next, &loaded->param.at[n], &loaded->master.at[n]);
+  }
+};
 
 }  // namespace nvgpu::math

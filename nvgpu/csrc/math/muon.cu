@@ -2,7 +2,6 @@
 #include <array>
 #include <map>
 
-#include "launch.h"
 #include "master_weight.h"
 #include "math.h"
 
@@ -48,41 +47,30 @@ struct MomentumLoop {
 // Weights T, with master weights W or none, updates U.
 template <typename T, typename W, typename U>
 struct StepLoop {
-  T* param;
-  W* master;
+  Weights<T, W> weights;
   const U* update;
   const float* learning_rate;
   float decay;
   static constexpr int kWidth = kPack<T, W, U>;
-  static constexpr bool kRemainder = std::is_same_v<W, int16_t>;
 
-  bool Dense() const { return Aligned(param, master, update); }
-  NVGPU_FN bool HasMaster() const { return kRemainder || master != nullptr; }
+  bool Dense() const { return weights.Dense() && Aligned(update); }
   template <int N>
   struct Loaded {
-    Pack<T, N> param;
-    Pack<W, N> master;
+    typename Weights<T, W>::template Loaded<N> weight;
     Pack<U, N> update;
   };
   template <int N>
   NVGPU_FN Loaded<N> Load(int64_t i) const {
-    Loaded<N> loaded;
-    loaded.update = LoadPack<N>(update + i);
-    if (HasMaster()) loaded.master = LoadPack<N>(master + i);
-    if (kRemainder || !HasMaster()) loaded.param = LoadPack<N>(param + i);
-    return loaded;
+    return {weights.template Load<N>(i), LoadPack<N>(update + i)};
   }
   template <int N>
   NVGPU_FN void Store(int64_t i, Loaded<N> loaded) const {
     const float rate = *learning_rate, kept = 1.0f - Product(rate, decay);
     for (int n = 0; n < N; ++n) {
-      const float p = HasMaster() ? JoinMaster<float>(loaded.param.at[n], loaded.master.at[n])
-                                  : static_cast<float>(loaded.param.at[n]);
-      const float next = Product(p, kept) - Product(rate, static_cast<float>(loaded.update.at[n]));
-      SplitMaster(next, &loaded.param.at[n], &loaded.master.at[n]);
+      const float p = weights.template Value<float>(loaded.weight, n);
+      weights.Set(Product(p, kept) - Product(rate, static_cast<float>(loaded.update.at[n])), n, &loaded.weight);
     }
-    if (HasMaster()) StorePack(master + i, loaded.master);
-    StorePack(param + i, loaded.param);
+    weights.Store(i, loaded.weight);
   }
   NVGPU_FN StepLoop Prepare() const { return *this; }
 };
@@ -117,8 +105,10 @@ void RunSteps(Stream stream, const std::vector<MuonStep>& steps) {
   using Loop = StepLoop<T, W, U>;
   std::vector<Part<Loop>> parts;
   for (const MuonStep& of : steps) {
-    const Loop loop{static_cast<T*>(of.param), static_cast<W*>(of.master), static_cast<const U*>(of.update),
-                    of.learning_rate, of.decay};
+    const Loop loop{{static_cast<T*>(of.param), static_cast<W*>(of.master)},
+                    static_cast<const U*>(of.update),
+                    of.learning_rate,
+                    of.decay};
     parts.push_back({loop, of.count, loop.Dense()});
   }
   ForEachPack(stream, parts);
