@@ -1,6 +1,7 @@
 """Six steps of AdamW with clipping, by Paddle alone and by paddle_te.optimizer: the same bits? And on nvgpu
 those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward? And
-many weights in one call? And with states in host memory, of which so many bytes are on the device as the planner says?
+many weights in one call? And Muon's passes, beside Paddle's operations on the CPU? And with states in host memory, of
+which so many bytes are on the device as the planner says?
 
 python optimizer_steps.py DEVICE SEED [emulated]. Started by test_optimizer.py, because nvgpu is loaded when Paddle is
 imported. emulated: on nvgpu's host runtime, where the copies to host memory can be emulated.
@@ -18,6 +19,7 @@ from paddle_te import device
 from paddle_te.optimizer import fuse_clipping, multi_tensor, offloaded_states
 from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
+from paddle_te.optimizer.muon.step import add_to_momentum, apply_in_paddle
 from paddle_te.optimizer.offloaded_states import keep_on_host
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner.layout import layout as layout_of
@@ -282,6 +284,59 @@ def compare_deferred(seed):
     print("EQUAL deferred", flush=True)
 
 
+def momenta_of(device_name, arrays, dtypes):
+    """Arrays of momenta and updates after Muon's first pass on a device. dtypes: of gradients, momenta, updates."""
+    paddle.set_device(device_name)
+    grads, momenta = (
+        [paddle.to_tensor(a).astype(t) for a in each] for each, t in zip(arrays[:2], dtypes, strict=False)
+    )
+    updates, factor = [paddle.zeros(g.shape, dtypes[2]) for g in grads], paddle.to_tensor([0.3], "float32")
+    grads[0] = unaligned(grads[0]) if device_name != "cpu" else grads[0]
+    if device_name == "cpu":
+        for grad, *of_weight in zip(grads, momenta, updates, strict=True):
+            clipped = grad.astype("float32") * factor.astype(grad.dtype).astype("float32")
+            add_to_momentum(clipped.astype(grad.dtype), *of_weight, 0.95)
+    else:
+        device.nvgpu_operator("nvgpu_multi_tensor_muon_momentum", grads, factor, momenta, updates, 0.95)
+    return [tensor.astype("float32").numpy() for tensor in (*momenta, *updates)]
+
+
+def weights_of(device_name, arrays, dtypes):
+    """Arrays of weights and master weights after Muon's second pass on a device.
+
+    arrays: of weights, of updates, of remainders. dtypes: of weights, of master weights ("int16": remainders, None),
+    of updates.
+    """
+    paddle.set_device(device_name)
+    of_weight, of_master, of_update = dtypes
+    params = [paddle.to_tensor(array).astype(of_weight) for array in arrays[0]]
+    updates = [paddle.to_tensor(array).astype(of_update) for array in arrays[1]]
+    masters = [paddle.to_tensor(array) for array in arrays[2 if of_master == "int16" else 0]] if of_master else None
+    rate, decays = paddle.to_tensor([0.02], "float32"), [0.1 * (n % 2) for n in range(len(params))]
+    if device_name == "cpu":
+        for n, (param, update) in enumerate(zip(params, updates, strict=True)):
+            apply_in_paddle(param, update, rate, masters and masters[n], decays[n])
+    else:
+        updates[0] = unaligned(updates[0])
+        device.nvgpu_operator("nvgpu_multi_tensor_muon", params, updates, rate, masters, decays)
+    return [tensor.astype("float32").numpy() for tensor in (*params, *(masters or ()))]
+
+
+def compare_muon(seed):
+    """Both passes over several weights in one call, in each type that they are compiled for."""
+    generator = np.random.default_rng(seed)
+    first, second = ([generator.standard_normal(shape).astype("float32") for shape in SHAPES] for _ in range(2))
+    arrays = first, second, [generator.integers(-(2**15), 2**15, shape).astype("int16") for shape in SHAPES]
+    wide, floats = ("float32", "bfloat16"), ("float32", "bfloat16", "float16")
+    masters = [(weight, master) for weight in floats for master in ("float32", None)] + [("bfloat16", "int16")]
+    cases = [(momenta_of, dtypes) for dtypes in product(floats, wide, wide)]
+    cases += [(weights_of, (*dtypes, of_update)) for dtypes in masters for of_update in wide]
+    for run_on, dtypes in cases:
+        want, got = (run_on(name, arrays, dtypes) for name in ("cpu", "nvgpu:0"))
+        assert all((a == b).all() for a, b in zip(want, got, strict=True)), (run_on, dtypes)
+    print("EQUAL Muon", flush=True)
+
+
 def run_offload(arrays, grads, kept, fraction):
     """(state_of after clipped steps, bytes that the optimizer has taken on the device).
 
@@ -340,6 +395,7 @@ def main():
         compare_in_backward(seed)
         compare_many(seed)
         compare_deferred(seed)
+        compare_muon(seed)
     if sys.argv[3:] == ["emulated"]:
         compare_offload(seed)
 

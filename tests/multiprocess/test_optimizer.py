@@ -11,7 +11,7 @@ from tests.nvgpu_processes import build_host, run
 STEPS = Path(__file__).parent / "optimizer_steps.py"
 
 
-@pytest.mark.parametrize("device, more, cases", [("cpu", [], 2), ("nvgpu:0", ["emulated"], 10)])
+@pytest.mark.parametrize("device, more, cases", [("cpu", [], 2), ("nvgpu:0", ["emulated"], 11)])
 def test_six_steps_are_bitwise_paddles(device, more, cases, seed):
     result = run(build_host(), STEPS, device, seed, *more)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == cases, result.stderr[-3000:]
