@@ -67,7 +67,7 @@ venv_extras() {
     echo "cpu,paddlenlp,$tests,te-cu13,nvgpu"
   else
     [ "$cuda" = 0 ] || say "the NVIDIA driver is for CUDA $((cuda / 1000)).$((cuda % 1000 / 10)): the GPU needs one for \
-CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/guides/troubleshooting.md). Everything runs on the CPU" >&2
+CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/get-started/install.md). Everything runs on the CPU" >&2
     echo "cpu,paddlenlp,$tests"
   fi
 }
