@@ -1,6 +1,7 @@
-"""Mirror symmetric matrices of which block rows were computed, and transpose (kernels/newton_schulz.cu).
+"""How Newton–Schulz multiplies matrices, and its kernels: mirrors and transposes (kernels/newton_schulz.cu).
 
-Addresses are ints, of 16 bytes; all tensors have one DType.
+Tests and benchmarks replace the functions that choose. Addresses are ints, of 16 bytes; all tensors of a kernel have
+one DType.
 """
 
 from paddle_te.native.interface import Shim, Stream
@@ -8,6 +9,32 @@ from paddle_te.native.kernels import ELEMENTS, kernel
 
 TILE = 64  # divides all sizes
 _BLOCK = 256
+BLOCK_ROWS = 2048  # at least, of a symmetric product: a GEMM of as many rows and columns is a tile for almost each SM
+GROUPED_MOST = 2048  # with more rows and columns a GEMM of one matrix fills a GPU
+FIRST_STEPS = 3  # without products with X: about as exact as one by one, which four are not
+FIRST_STEPS_FROM = 128  # rows and columns; of fewer X·Xᵀ has large elements, whose rounding shows
+
+
+def blocks_of(rows: int, columns: int) -> int:
+    """Return how many block rows a symmetric product of a matrix is divided into, of which those below are mirrored.
+
+    1: it is computed whole.
+    """
+    small = min(rows, columns)
+    if max(rows, columns) % TILE:
+        return 1
+    return next((n for n in range(small // BLOCK_ROWS, 1, -1) if small % (n * TILE) == 0), 1)
+
+
+def is_grouped(count: int, rows: int, columns: int) -> bool:
+    """Say whether the products of so many matrices are one grouped GEMM, which reads lines of 16 bytes."""
+    return count > 1 and not (rows % 8 or columns % 8) and min(rows, columns) <= GROUPED_MOST
+
+
+def first_steps(rows: int, columns: int) -> int:
+    """Return how many steps at first compute with X·Xᵀ only: more than one where that takes fewer operations."""
+    small, large = sorted((rows, columns))
+    return FIRST_STEPS if small >= FIRST_STEPS_FROM and large >= 1.5 * small else 1
 
 
 def upper_rows(n: int, rows: int) -> list[tuple[int, int]]:

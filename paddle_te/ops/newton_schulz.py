@@ -3,7 +3,7 @@
 A step makes a·X + (b·A + c·A²)·X of X, where A = X·Xᵀ. The coefficients are Jordan's
 (kellerjordan.github.io/posts/muon), which Moonlight has, too (Liu et al. 2025, arXiv:2502.16982): five steps bring
 singular values to between 0.7 and 1.2, unless they were very small. The same comes of X times the polynomial of
-A = Xᵀ·X. Backends take the smaller A of the two, and transpose nothing.
+A = Xᵀ·X. Backends take the smaller A of the two.
 """
 
 from __future__ import annotations

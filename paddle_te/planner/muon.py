@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from paddle_te.job import Job
+from paddle_te.native.newton_schulz import blocks_of, first_steps
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Model
 
@@ -14,8 +15,8 @@ NEWTON_SCHULZ_STEPS = 5
 # A rank makes the updates of at least so many elements orthogonal at a time, beside the copies that Newton–Schulz
 # works on. With far fewer the GPU would compute one large matrix at a time.
 CHUNK = 2**27
-# Bytes an element that passes over matrices read and write: momentum 14, norm and division 18, a copy in each step 20,
-# the weight with its remainder 10.
+# Bytes an element that passes over matrices read and write: momentum 14, norm and division 18, copies and
+# transposes between products 20, the weight with its remainder 10.
 PASSES = 62
 # Bytes an element of a Chunk: its update before and after, what Newton–Schulz reads and writes, and a float32 copy
 WORKSPACE = 12
@@ -29,10 +30,18 @@ class Matrices(NamedTuple):
     flops: float
 
 
-def newton_schulz_flops(rows: float, columns: float) -> float:
-    """Return the operations of all steps of a matrix: A = X·Xᵀ, A², and A's polynomial times X in each."""
+def newton_schulz_flops(rows: int, columns: int) -> float:
+    """Return the operations of all steps of a matrix, as `ops.te.newton_schulz` computes them.
+
+    Steps but the first ones multiply with X at their beginning and end. Products of m × m matrices, m the smaller size:
+    A² of each step, and 3 for each of the first steps behind the first one. All but products at a step's end are
+    symmetric, and computed by block rows from the diagonal on.
+    """
     small, large = sorted((rows, columns))
-    return NEWTON_SCHULZ_STEPS * (4.0 * small**2 * large + 2.0 * small**3)
+    first, blocks = first_steps(rows, columns), blocks_of(rows, columns)
+    upper = (1 + 1 / blocks) / 2
+    with_x, squares = NEWTON_SCHULZ_STEPS - first + 1, NEWTON_SCHULZ_STEPS + 3 * (first - 1)
+    return 2.0 * small**2 * (with_x * large * (1 + upper) + squares * small * upper)
 
 
 @cache

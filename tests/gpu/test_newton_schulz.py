@@ -4,18 +4,21 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.native import newton_schulz as kernels
 from paddle_te.ops import get_ops
-from paddle_te.ops.te import experts, kernel_choice, runtime
+from paddle_te.ops.te import experts, runtime
 from tests.unit.ops.test_newton_schulz import FACTOR, STEPS, reference, relative
 
 # (shape, the block rows of a symmetric product at least)
 WAYS = {
     "singly": ((72, 200), 2048),
-    "grouped": ((256, 384), 2048),
-    "grouped, tall": ((384, 256), 2048),
+    "singly, steps at once": ((136, 400), 2048),
+    "grouped": ((256, 256), 2048),
+    "grouped, steps at once": ((256, 384), 2048),
+    "grouped, tall, steps at once": ((384, 256), 2048),
     "symmetric": ((384, 512), 128),
-    "symmetric, tall": ((512, 256), 128),
     "symmetric, square": ((256, 256), 64),
+    "symmetric, tall, steps at once": ((512, 256), 128),
 }
 
 
@@ -24,11 +27,11 @@ def test_it_is_the_polynomial(way, seed, monkeypatch):
     shape, height = WAYS[way]
     if way.startswith("grouped") and not experts.has_grouped_gemms(runtime.current()):
         pytest.skip("the loaded cuBLAS has no grouped GEMMs for this GPU")
-    monkeypatch.setattr(kernel_choice, "BLOCK_ROWS", height)
-    if way == "singly":
-        monkeypatch.setattr(kernel_choice, "GROUPED_MOST", 0)
+    monkeypatch.setattr(kernels, "BLOCK_ROWS", height)
+    if way.startswith("singly"):
+        monkeypatch.setattr(kernels, "GROUPED_MOST", 0)
     matrices = np.random.default_rng(seed).standard_normal((3, *shape)).astype("float32")
     tensors = [paddle.to_tensor(matrix).astype("bfloat16") for matrix in matrices]
     got = get_ops("transformer_engine").newton_schulz(tensors, STEPS, FACTOR).astype("float32").numpy()
     for tensor, result in zip(tensors, got, strict=True):
-        assert relative(result, reference(tensor.astype("float32").numpy())) < 0.05  # the emulated library: 0.028
+        assert relative(result, reference(tensor.astype("float32").numpy())) < 0.042  # as on the emulated library

@@ -69,7 +69,7 @@ MAY_IMPORT = {
         "recipes",
         "outputs",
     },
-    "planner": {"commands", "configs", "job", "options", "runs", "table", "weights"},
+    "planner": {"commands", "configs", "job", "native", "options", "runs", "table", "weights"},
     "data": {"files", "host", "manifest", "options", "outputs", "runs"},
     "scripts": {"hosts", "runs", "upstream", "host"},
     "selftest": {"device", "env", "fp8", "layers", "options", "outputs", "runs", "table"},

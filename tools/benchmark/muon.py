@@ -2,14 +2,16 @@
 
     python tools/benchmark/muon.py [--sizes gate-and-up q-and-o ...] [--quick]   # --device cpu: nvgpu's host runtime
 
-Ways: a GEMM for each product of each matrix; one grouped GEMM; symmetric products by 2 or 4 block rows. "chosen" is
-what a run takes. Writes benchmarks/muon/<date>_<gpu>x<n>_<what>.json and a table of the same name.
+Ways: a GEMM for each product of each matrix; one grouped GEMM; symmetric products by 2 or 4 block rows; and each with
+the first 3 steps without products with the matrices. "chosen" is what a run takes. Writes
+benchmarks/muon/<date>_<gpu>x<n>_<what>.json and a table of the same name.
 """
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
@@ -43,29 +45,49 @@ SIZES = {
     "experts": Size(128, 768, 2048),  # of Qwen3-30B-A3B
     "tiny": Size(2, 256, 384),  # to try this program out
 }
-WAYS = {"singly": (1, False), "grouped": (1, True), "2 block rows": (2, False), "4 block rows": (4, False)}
+
+
+class Choice(NamedTuple):
+    """What a way is: see `paddle_te.native.newton_schulz`."""
+
+    blocks: int = 1
+    grouped: bool = False
+    first_steps: int = 1
+
+
+WAYS = {
+    "singly": Choice(),
+    "singly, 3 first steps": Choice(first_steps=3),
+    "grouped": Choice(grouped=True),
+    "grouped, 3 first steps": Choice(grouped=True, first_steps=3),
+    "2 block rows": Choice(2),
+    "2 block rows, 3 first steps": Choice(2, first_steps=3),
+    "4 block rows": Choice(4),
+    "4 block rows, 3 first steps": Choice(4, first_steps=3),
+}
+CHOSEN = "chosen"
 
 
 class Way:
-    """A peer for `timing`: Newton–Schulz of a size's matrices. name: of WAYS, or "chosen"."""
+    """A peer for `timing`: Newton–Schulz of a size's matrices. name: of WAYS, or CHOSEN."""
 
     def __init__(self, name: str, matrices: list[Any], stream: Any) -> None:
         self.name, self.matrices, self.stream = name, matrices, stream
 
     def run(self) -> Any:
         """Return the result."""
-        from paddle_te.ops.te import kernel_choice
+        from paddle_te.native import newton_schulz as kernels
         from paddle_te.ops.te.newton_schulz import newton_schulz
 
-        kept = kernel_choice.newton_schulz_blocks, kernel_choice.groups_newton_schulz
-        if self.name in WAYS:
-            blocks, grouped = WAYS[self.name]
-            kernel_choice.newton_schulz_blocks = lambda *_: blocks
-            kernel_choice.groups_newton_schulz = lambda *_: grouped
-        try:
+        if self.name == CHOSEN:
             return newton_schulz(self.matrices, STEPS, 1.0)
-        finally:
-            kernel_choice.newton_schulz_blocks, kernel_choice.groups_newton_schulz = kept
+        choice = WAYS[self.name]
+        with (
+            mock.patch.object(kernels, "blocks_of", lambda *_: choice.blocks),
+            mock.patch.object(kernels, "is_grouped", lambda *_: choice.grouped),
+            mock.patch.object(kernels, "first_steps", lambda *_: choice.first_steps),
+        ):
+            return newton_schulz(self.matrices, STEPS, 1.0)
 
     def step(self) -> None:
         """Compute, and let go of the result."""
@@ -95,9 +117,22 @@ class Dense:
 
 def flops(size: Size) -> float:
     """Return the operations of a call, none saved."""
-    from paddle_te.planner.muon import newton_schulz_flops
+    small, large = sorted((size.rows, size.columns))
+    return STEPS * size.count * (4.0 * small**2 * large + 2.0 * small**3)
 
-    return size.count * newton_schulz_flops(size.rows, size.columns)
+
+def ways_of(size: Size) -> list[str]:
+    """Return the ways that these matrices may go."""
+    small, large = sorted((size.rows, size.columns))
+    return [
+        *(
+            name
+            for name, choice in WAYS.items()
+            if (size.count > 1 or not choice.grouped) and (small < large or choice.first_steps == 1)
+            if choice.blocks == 1 or small % (64 * choice.blocks) == 0
+        ),
+        CHOSEN,
+    ]
 
 
 def measure(arguments: argparse.Namespace, clock: Any, size: Size, stream: Any) -> dict[str, dict[str, Any]]:
@@ -105,12 +140,8 @@ def measure(arguments: argparse.Namespace, clock: Any, size: Size, stream: Any) 
     import paddle
 
     matrices = [paddle.randn([size.rows, size.columns]).astype("bfloat16") for _ in range(size.count)]
-    peers = {name: Way(name, matrices, stream) for name in [*WAYS, "chosen"]}
+    peers = {name: Way(name, matrices, stream) for name in ways_of(size)}
     rows: dict[str, dict[str, Any]] = {}
-    if min(size.rows, size.columns) % 256:
-        del peers["4 block rows"]
-    if size.count == 1:
-        del peers["grouped"]
 
     def failed(name: str, error: Exception) -> None:
         rows[name] = {"status": "failed", "reason": str(error)}

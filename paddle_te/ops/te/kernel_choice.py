@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from paddle_te.native import experts, newton_schulz, rmsnorm
+from paddle_te.native import experts, rmsnorm
 from paddle_te.ops.te.recording import RecordedQuantizer
 from paddle_te.ops.te.runtime import Runtime
 
@@ -59,23 +59,3 @@ def norm(rt: Runtime, hidden: int, code: int, quantizer: RecordedQuantizer) -> b
         and rt.stream.capability < BLACKWELL
         and not by_cudnn
     )
-
-
-BLOCK_ROWS = 2048  # at least, of a symmetric product: a GEMM of as many rows and columns is a tile for almost each SM
-GROUPED_MOST = 2048  # with more rows and columns a GEMM of one matrix fills a GPU
-
-
-def newton_schulz_blocks(rows: int, columns: int) -> int:
-    """Return how many block rows a symmetric product of a matrix is divided into, of which those below are mirrored.
-
-    1: it is computed whole.
-    """
-    small, tile = min(rows, columns), newton_schulz.TILE
-    if max(rows, columns) % tile:
-        return 1
-    return next((n for n in range(small // BLOCK_ROWS, 1, -1) if small % (n * tile) == 0), 1)
-
-
-def groups_newton_schulz(count: int, rows: int, columns: int) -> bool:
-    """Say whether the products of so many matrices are one grouped GEMM, which reads lines of 16 bytes."""
-    return count > 1 and not (rows % 8 or columns % 8) and min(rows, columns) <= GROUPED_MOST

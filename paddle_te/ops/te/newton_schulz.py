@@ -1,21 +1,27 @@
 """Newton–Schulz by Transformer Engine's GEMMs, whose alpha and beta have the polynomial's coefficients.
 
-Three ways lead to a step's three products, and `kernel_choice` says which is taken. Many small matrices are one grouped
-GEMM. Products that are symmetric are computed on and above the diagonal only where matrices are large. Otherwise each
-product is a GEMM.
+A step makes a·(I + P)·X of X, with P = (b·A + c·A²) / a and A = X·Xᵀ; A is then a²·(I + P)²·A. So where X has many
+more columns than rows, the first steps compute with matrices of A's size only, and X is multiplied once, by their
+product I + R: "Gram Newton–Schulz" (Zhang et al., Dao AI Lab). All these matrices are symmetric and commute. P and R
+are kept instead of I + P and I + R, whose identity bfloat16 would round. Once singular values are near 1, what A's own
+rounding errors make of them shows, so that the last steps compute A from X.
+
+Three ways lead to the products, and `native.newton_schulz` says which is taken. Those of many small matrices are one
+grouped GEMM. Of large ones only block rows on and above the diagonal are computed. Otherwise each product is a GEMM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import paddle
 from paddle import Tensor
 
+from paddle_te.native import addition
 from paddle_te.native import newton_schulz as kernels
 from paddle_te.ops.newton_schulz import CUBIC, LINEAR, QUINTIC, normalized
-from paddle_te.ops.te import experts, kernel_choice, runtime
+from paddle_te.ops.te import experts, runtime
 from paddle_te.ops.te.runtime import Runtime, dtype_code
 
 ITEM = 2  # bytes of an element
@@ -25,108 +31,133 @@ def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tens
     """See `Ops.newton_schulz`. Matrices of one shape share their buffers."""
     with paddle.no_grad():
         rt, code = runtime.current(), dtype_code("a matrix of Newton-Schulz", matrices[0])
-        x = normalized(matrices)
-        count, rows, columns = x.shape
-        if (blocks := kernel_choice.newton_schulz_blocks(rows, columns)) > 1:
-            return _steps(_Symmetric(rt, code, blocks, rows > columns), x, steps, factor)
-        if kernel_choice.groups_newton_schulz(count, rows, columns) and experts.has_grouped_gemms(rt):
-            return _steps(_Grouped(rt, code, count, rows, columns), x, steps, factor)
-        return _steps(_Singly(rt, code), x, steps, factor)
+        return _all_steps(_way(rt, code, len(matrices), *matrices[0].shape), normalized(matrices), steps, factor)
 
 
-def _steps(products: _Singly | _Grouped, x: Tensor, steps: int, factor: float) -> Tensor:
-    x = products.begin(x)
+def _way(rt: Runtime, code: int, count: int, rows: int, columns: int) -> _Singly:
+    """Return the way for so many matrices."""
+    if (blocks := kernels.blocks_of(rows, columns)) > 1:
+        return _Symmetric(rt, code, blocks, rows > columns)
+    if kernels.is_grouped(count, rows, columns) and experts.has_grouped_gemms(rt):
+        return _Grouped(rt, code, count, rows, columns)
+    return _Singly(rt, code)
+
+
+def _all_steps(way: _Singly, x: Tensor, steps: int, factor: float) -> Tensor:
+    first = min(steps, kernels.first_steps(x.shape[1], x.shape[2]))
+    at_once = [first] + [1] * (steps - first)
+    x = way.begin(x)
+    for number, count in enumerate(at_once, 1):
+        x = _steps(way, x, count, factor if number == len(at_once) else 1.0)
+    return way.end(x)
+
+
+def _steps(way: _Singly, x: Tensor, steps: int, factor: float) -> Tensor:
+    """Return factor times what steps make of x, which is read before the first and multiplied after the last."""
+    gram = way.gram(x)
     for step in range(steps):
-        x = products.multiplied(x, products.polynomial(x), factor if step == steps - 1 else 1.0)
-    return products.end(x)
+        polynomial = way.product(gram, gram, gram, QUINTIC / LINEAR, CUBIC / LINEAR)
+        if step == 0:
+            whole = polynomial
+        else:
+            whole = way.product(polynomial, whole, way.sum(polynomial, whole), 1.0, 1.0)
+        if step < steps - 1:
+            half = way.product(polynomial, gram, gram, 1.0, 1.0)
+            gram = way.product(polynomial, half, half, LINEAR**2, LINEAR**2)
+    return way.applied(whole, x, factor * LINEAR**steps)
+
+
+class _Square(NamedTuple):
+    """Symmetric matrices [n, small, small].
+
+    whole: of which products are made. added: to which they are added; the same, or block rows of it.
+    """
+
+    whole: Tensor
+    added: Tensor
 
 
 class _Singly:
-    """A GEMM for each product of each matrix. GEMMs add to what they read first, so it is copied."""
+    """A GEMM for each product of each matrix. GEMMs add to what is there, so it is copied first."""
 
     def __init__(self, rt: Runtime, code: int) -> None:
         self.rt, self.code = rt, code
 
     def begin(self, x: Tensor) -> Tensor:
-        """Return matrices [n, rows, columns] as the products take them."""
+        """Return matrices [n, rows, columns] as the other methods take them."""
         return x
 
     def end(self, x: Tensor) -> Tensor:
         """Return what `begin` has changed as it was."""
         return x
 
-    def polynomial(self, x: Tensor) -> Tensor:
-        """Return b·A + c·A² of each, where A is X·Xᵀ, or Xᵀ·X of matrices with more rows than columns."""
+    def gram(self, x: Tensor) -> _Square:
+        """Return X·Xᵀ, or Xᵀ·X of matrices with more rows than columns."""
         count, rows, columns = x.shape
-        rt, wide, small = self.rt, rows <= columns, min(rows, columns)
-        gram = rt.empty([count, small, small], x.dtype)
+        wide, small = rows <= columns, min(rows, columns)
+        gram = self.rt.empty([count, small, small], x.dtype)
         for of_x, of_gram in zip(self._each(x), self._each(gram), strict=True):
-            rt.te.gemm(of_x, of_x, of_gram, wide, not wide, rt.stream)
-        polynomial = gram.clone()
-        for of_gram, out in zip(self._each(gram), self._each(polynomial), strict=True):
-            rt.te.gemm(of_gram, of_gram, out, False, False, rt.stream, True, alpha=QUINTIC, beta=CUBIC)
-        return polynomial
+            self.rt.te.gemm(of_x, of_x, of_gram, wide, not wide, self.rt.stream)
+        return _Square(gram, gram)
 
-    def multiplied(self, x: Tensor, polynomial: Tensor, factor: float) -> Tensor:
-        """Return factor times the sum of a·X and the polynomial's product with X."""
-        result, wide, rt = x.clone(), x.shape[1] <= x.shape[2], self.rt
-        for of_x, left, out in zip(*map(self._each, (x, polynomial, result)), strict=True):
-            operands = (of_x, left) if wide else (left, of_x)
-            rt.te.gemm(*operands, out, False, False, rt.stream, True, alpha=factor, beta=factor * LINEAR)
+    def product(self, left: _Square, right: _Square, added: _Square, alpha: float, beta: float) -> _Square:
+        """Return alpha · left · right + beta · added; the two commute."""
+        result = self._multiplied(left.whole, right.whole, added.added, alpha, beta)
+        return _Square(result, result)
+
+    def sum(self, first: _Square, second: _Square) -> _Square:
+        """Return the sum, which is only added to a product."""
+        result, rt = first.added.clone(), self.rt
+        addresses = result.data_ptr(), second.added.data_ptr()
+        addition.add_to(rt.te, rt.stream, *addresses, int(result.size), self.code)
+        return _Square(result, result)
+
+    def applied(self, square: _Square, x: Tensor, factor: float) -> Tensor:
+        """Return factor · (square + I) · X, or of more rows than columns factor · X · (square + I)."""
+        operands = (square.whole, x) if x.shape[1] <= x.shape[2] else (x, square.whole)
+        return self._multiplied(*operands, x, factor, factor)
+
+    def _multiplied(self, left: Tensor, right: Tensor, added: Tensor, alpha: float, beta: float) -> Tensor:
+        result, rt = added.clone(), self.rt
+        for of_left, of_right, out in zip(*map(self._each, (left, right, result)), strict=True):
+            rt.te.gemm(of_right, of_left, out, False, False, rt.stream, True, alpha=alpha, beta=beta)
         return result
 
-    def _each(self, stacked: Tensor) -> list[Any]:
+    def _each(self, stacked: Tensor) -> Iterator[Any]:
+        """Yield the native tensors of [n, rows, columns]."""
         _, rows, columns = stacked.shape
-        return [self.rt.tensor(address, (rows, columns), self.code) for address in _addresses(stacked)]
+        return (self.rt.tensor(address, (rows, columns), self.code) for address in _addresses(stacked))
 
 
-class _Grouped:
+class _Grouped(_Singly):
     """One GEMM for the products of all matrices, by the grouped GEMMs of experts, which add what lies elsewhere."""
 
     def __init__(self, rt: Runtime, code: int, count: int, rows: int, columns: int) -> None:
-        self.rt, self.code, self.count, self.wide = rt, code, count, rows <= columns
+        super().__init__(rt, code)
         sizes = {(rows, columns), (min(rows, columns),) * 2}
+        self._count = count
         self._begins = {size: paddle.arange(count + 1, dtype="int64") * (size[0] * size[1]) for size in sizes}
         self._rows = {size: paddle.full([count], size[0], "int64") for size in sizes}
 
-    def begin(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
+    def gram(self, x: Tensor) -> _Square:
+        """Return X·Xᵀ or Xᵀ·X."""
+        wide, small = x.shape[1] <= x.shape[2], min(x.shape[1:])
+        gram = self.rt.empty([self._count, small, small], x.dtype)
+        self._gemm(x, x, gram, (wide, not wide), experts.factors())
+        return _Square(gram, gram)
 
-    def end(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
-
-    def polynomial(self, x: Tensor) -> Tensor:
-        """Return b·A + c·A² of each."""
-        small = min(x.shape[1:])
-        gram, polynomial = (self.rt.empty([self.count, small, small], x.dtype) for _ in range(2))
-        self._gemm(x, x, gram, self.wide, not self.wide)
-        self._gemm(gram, gram, polynomial, False, False, gram, QUINTIC, CUBIC)
-        return polynomial
-
-    def multiplied(self, x: Tensor, polynomial: Tensor, factor: float) -> Tensor:
-        """Return factor times the sum of a·X and the polynomial's product with X."""
-        result = self.rt.empty(x.shape, x.dtype)
-        operands = (x, polynomial) if self.wide else (polynomial, x)
-        self._gemm(*operands, result, False, False, x, factor, factor * LINEAR)
+    def _multiplied(self, left: Tensor, right: Tensor, added: Tensor, alpha: float, beta: float) -> Tensor:
+        result = self.rt.empty(added.shape, added.dtype)
+        self._gemm(right, left, result, (False, False), experts.factors(alpha, beta), added)
         return result
 
     def _gemm(
-        self,
-        a: Tensor,
-        b: Tensor,
-        d: Tensor,
-        transa: bool,
-        transb: bool,
-        added: Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        self, a: Tensor, b: Tensor, d: Tensor, transposed: tuple[bool, bool], factors: int, added: Tensor | None = None
     ) -> None:
-        """Set each matrix of d to alpha · op(b) · op(a) + beta · added, op by BLAS's rule; see te.grouped_gemm."""
+        """Set each matrix of d to op(b) · op(a), op by BLAS's rule, and `added`; see te.grouped_gemm."""
         counts = self._rows[b.shape[1], b.shape[2]].data_ptr()
         offsets = [self._begins[tensor.shape[1], tensor.shape[2]].data_ptr() for tensor in (a, b, d)]
-        given = transa, transb, self.count, counts, *offsets, experts.factors(alpha, beta), self.rt.stream
+        given = *transposed, self._count, counts, *offsets, factors, self.rt.stream
         natives = map(self._native, (a, b, d))
         self.rt.te.grouped_gemm(*natives, *given, C=None if added is None else self._native(added))
 
@@ -136,7 +167,7 @@ class _Grouped:
 
 
 class _Symmetric(_Singly):
-    """GEMMs for the block rows of X·Xᵀ and of A² = A·Aᵀ from the diagonal on, which a kernel mirrors.
+    """GEMMs for the block rows on and above the diagonal, left_i · (right_i ...)ᵀ, which a kernel mirrors.
 
     Matrices with more rows than columns are transposed, for only block rows lie in one piece. blocks: how many. tall:
     whether there are more rows than columns.
@@ -154,40 +185,34 @@ class _Symmetric(_Singly):
         """Return the matrices as they were given."""
         return self._transposed(x) if self._tall else x
 
-    def polynomial(self, x: Tensor) -> Tensor:
-        """Return b·A + c·A² of each, A = X·Xᵀ."""
+    def gram(self, x: Tensor) -> _Square:
+        """Return X·Xᵀ."""
         count, small, _ = x.shape
-        height = small // self._blocks
-        blocks = kernels.upper_rows(small, height)
-        first, width = blocks[-1]
-        upper = self.rt.empty([count, 1, first + height * width], x.dtype)
-        gram = self.rt.empty([count, small, small], x.dtype)
-        for of_x, of_upper, of_gram in zip(*map(_addresses, (x, upper, gram)), strict=True):
-            mirror = of_upper, of_gram, small, height, self.code
-            self._upper(of_x, x.shape[2], of_upper, small, blocks)
-            kernels.mirror(self.rt.te, self.rt.stream, *mirror)
-            self._upper(of_gram, small, of_upper, small, blocks, True, QUINTIC, CUBIC)
-            kernels.mirror(self.rt.te, self.rt.stream, *mirror)
-        return gram
+        begin, width = kernels.upper_rows(small, small // self._blocks)[-1]
+        upper = self.rt.empty([count, 1, begin + width * width], x.dtype)
+        return self._mirrored(x, x, upper, False, 1.0, 1.0)
 
-    def _upper(
-        self,
-        x: int,
-        columns: int,
-        upper: int,
-        small: int,
-        blocks: Sequence[tuple[int, int]],
-        accumulate: bool = False,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-    ) -> None:
-        """Compute the block rows of x·xᵀ, x [small, columns], from the diagonal on. blocks: `upper_rows` of them."""
-        rt, height = self.rt, small // len(blocks)
-        for begin, width in blocks:
-            rest = rt.tensor(x + ITEM * (small - width) * columns, (width, columns), self.code)
-            rows = rt.tensor(x + ITEM * (small - width) * columns, (height, columns), self.code)
-            out = rt.tensor(upper + ITEM * begin, (height, width), self.code)
-            rt.te.gemm(rest, rows, out, True, False, rt.stream, accumulate, alpha=alpha, beta=beta)
+    def product(self, left: _Square, right: _Square, added: _Square, alpha: float, beta: float) -> _Square:
+        """Return alpha · left · right + beta · added."""
+        return self._mirrored(left.whole, right.whole, added.added.clone(), True, alpha, beta)
+
+    def _mirrored(
+        self, left: Tensor, right: Tensor, upper: Tensor, accumulate: bool, alpha: float, beta: float
+    ) -> _Square:
+        """Return alpha · left · rightᵀ, with `accumulate` added to beta · upper. upper: the block rows, written."""
+        rt, (count, small, columns) = self.rt, left.shape
+        height, whole = small // self._blocks, rt.empty([count, small, small], left.dtype)
+        for of_left, of_right, of_upper, out in zip(*map(_addresses, (left, right, upper, whole)), strict=True):
+            for begin, width in kernels.upper_rows(small, height):
+                first = ITEM * (small - width) * columns
+                operands = (
+                    rt.tensor(of_right + first, (width, columns), self.code),
+                    rt.tensor(of_left + first, (height, columns), self.code),
+                    rt.tensor(of_upper + ITEM * begin, (height, width), self.code),
+                )
+                rt.te.gemm(*operands, True, False, rt.stream, accumulate, alpha=alpha, beta=beta)
+            kernels.mirror(rt.te, rt.stream, of_upper, out, small, height, self.code)
+        return _Square(whole, upper)
 
     def _transposed(self, x: Tensor) -> Tensor:
         count, rows, columns = x.shape

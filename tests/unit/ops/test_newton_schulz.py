@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from paddle_te import native
+from paddle_te.native import newton_schulz as kernels
 from paddle_te.ops import get_ops, newton_schulz
-from paddle_te.ops.te import kernel_choice
 from tests import emulated_te
 
 STEPS, FACTOR = 5, 12.8
@@ -52,18 +52,29 @@ def test_te_refuses_float32(monkeypatch):
         get_ops("transformer_engine").newton_schulz([paddle.ones([2, 2])], STEPS, FACTOR)
 
 
-# shape, the block rows of a symmetric product at least, native calls of a step of two matrices
+# shape, the block rows of a symmetric product at least, native calls for two matrices: a step at a time has 3 products,
+# with 3 steps at once 14 are symmetric and 3 not
 WAYS = {
-    "singly": ((24, 41), 2048, {"gemm": 6}),
-    "singly, tall": ((41, 24), 2048, {"gemm": 6}),
-    "a vector": ((1, 8), 2048, {"gemm": 6}),
-    "grouped": ((24, 40), 2048, {"grouped_gemm": 3}),
-    "grouped, tall": ((40, 24), 2048, {"grouped_gemm": 3}),
-    "grouped, square": ((32, 32), 2048, {"grouped_gemm": 3}),
-    "symmetric": ((192, 256), 64, {"gemm": 14}),
-    "symmetric, tall": ((256, 128), 64, {"gemm": 10}),
-    "symmetric, square": ((128, 128), 64, {"gemm": 10}),
+    "singly": ((32, 41), 2048, {"gemm": 30}),
+    "singly, tall": ((41, 32), 2048, {"gemm": 30}),
+    "a vector": ((1, 8), 2048, {"gemm": 30}),
+    "grouped": ((32, 40), 2048, {"grouped_gemm": 15}),
+    "grouped, tall": ((40, 32), 2048, {"grouped_gemm": 15}),
+    "grouped, square": ((32, 32), 2048, {"grouped_gemm": 15}),
+    "symmetric": ((192, 256), 64, {"gemm": 2 * 5 * (2 * 3 + 1)}),
+    "symmetric, square": ((128, 128), 64, {"gemm": 2 * 5 * (2 * 2 + 1)}),
+    "singly, steps at once": ((128, 201), 2048, {"gemm": 34}),
+    "grouped, steps at once": ((128, 192), 2048, {"grouped_gemm": 17}),
+    "grouped, tall, steps at once": ((192, 128), 2048, {"grouped_gemm": 17}),
+    "symmetric, steps at once": ((128, 256), 64, {"gemm": 2 * (14 * 2 + 3)}),
+    "symmetric, tall, steps at once": ((320, 192), 64, {"gemm": 2 * (14 * 3 + 3)}),
 }
+
+
+def spread(shape, draw):
+    """Singular values 1, 1/2, 1/3 and so on."""
+    u, _, v = np.linalg.svd(draw.standard_normal(shape), full_matrices=False)
+    return (u / np.arange(1, u.shape[1] + 1)) @ v
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -71,28 +82,30 @@ def test_tes_gemms_are_the_polynomial(way, seed, monkeypatch):
     """In bfloat16, on the emulated library; the CPU has no division in bfloat16, so that pd's makes the norm 1."""
     shape, height, calls = WAYS[way]
     emulated_te.install(monkeypatch.setattr)
-    monkeypatch.setattr(kernel_choice, "BLOCK_ROWS", height)
+    monkeypatch.setattr(kernels, "BLOCK_ROWS", height)
 
     def normalized(matrices):
         return newton_schulz.normalized([matrix.astype("float32") for matrix in matrices]).astype("bfloat16")
 
     monkeypatch.setattr(sys.modules["paddle_te.ops.te.newton_schulz"], "normalized", normalized)
-    matrices = np.random.default_rng(seed).standard_normal((2, *shape)).astype("float32")
+    draw = np.random.default_rng(seed)
+    matrices = [array.astype("float32") for array in (draw.standard_normal(shape), spread(shape, draw))]
     tensors = [paddle.to_tensor(matrix).astype("bfloat16") for matrix in matrices]
     got = get_ops("transformer_engine").newton_schulz(tensors, STEPS, FACTOR)
     counts = native.load().counts()
     for name, number in calls.items():
-        assert sum(n for (kernel, _), n in counts.items() if kernel == name) == STEPS * number
+        assert sum(n for (kernel, _), n in counts.items() if kernel == name) == number
     assert got.shape == [2, *shape] and got.dtype == paddle.bfloat16
     for tensor, result in zip(tensors, got.astype("float32").numpy(), strict=True):
         want = reference(tensor.astype("float32").numpy())
-        assert 1e-3 < relative(result, want) < 0.05  # 100 seeds: 0.007 to 0.028
+        assert 1e-3 < relative(result, want) < 0.042  # 60 seeds: at most 0.028
 
 
 def test_which_way_is_taken():
     """Llama-3-8B's and Qwen3-30B-A3B's matrices."""
-    blocks, grouped = kernel_choice.newton_schulz_blocks, kernel_choice.groups_newton_schulz
+    blocks, grouped, first = kernels.blocks_of, kernels.is_grouped, kernels.first_steps
     assert [blocks(*shape) for shape in ((14336, 4096), (4096, 4096), (8192, 28672), (5120, 5120))] == [2, 2, 4, 2]
     assert [blocks(*shape) for shape in ((1024, 4096), (2048, 768), (4100, 4100), (7168, 7168))] == [1, 1, 1, 2]
     assert grouped(2, 1024, 4096) and grouped(128, 2048, 768)
+    assert [first(*shape) for shape in ((4096, 14336), (768, 2048), (4096, 4096), (64, 256))] == [3, 3, 1, 1]
     assert not (grouped(1, 1024, 4096) or grouped(2, 1020, 4096) or grouped(2, 4096, 4096))

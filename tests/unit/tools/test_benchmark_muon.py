@@ -21,7 +21,7 @@ def test_program(monkeypatch, tmp_path):
     path = tmp_path / "muon.json"
     muon.main(["--sizes", "tiny", "--quick", "--device", "cpu", "--output", str(path)])
     tiny = json.loads(path.read_text())["sizes"]["tiny"]
-    assert set(tiny["ways"]) == {*muon.WAYS, "chosen"}
+    assert set(tiny["ways"]) == {*muon.WAYS, muon.CHOSEN}
     assert {way["status"] for way in tiny["ways"].values()} == {"ok"}
     differences = {name: way["difference"] for name, way in tiny["ways"].items()}
     assert differences["singly"] == 0 and all(d < 0.05 for d in differences.values())
