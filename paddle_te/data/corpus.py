@@ -46,7 +46,7 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """Of PREFIX.bin, as the last entry ends."""
+        """Bytes that PREFIX.bin must have, by the end of the last entry."""
         return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self.sizes) else 0
 
 

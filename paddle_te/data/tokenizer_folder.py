@@ -132,7 +132,7 @@ class Folder:
 
     @cached_property
     def end_token_ids(self) -> list[int]:
-        """Those of generation_config.json."""
+        """Return generation_config.json's end tokens."""
         said = self.json(GENERATION).get("eos_token_id")
         found = said if isinstance(said, list) else [said] if said is not None else []
         if any(type(number) is not int or number < 0 for number in found):

@@ -151,7 +151,7 @@ class Job(
 
     @property
     def stage(self) -> int:
-        """Of sharding: 1 optimizer states, 2 gradients too, 3 weights too."""
+        """Sharding's stage: 1 divides optimizer states, 2 also gradients, 3 also weights."""
         found = re.search("stage([123])", self.sharding)
         return int(found[1]) if found else 1
 
@@ -189,17 +189,17 @@ class Job(
 
     @property
     def micro_batches(self) -> int:
-        """Of a step on a rank."""
+        """Micro-batches of a step on a rank."""
         return self.gradient_accumulation_steps
 
     @property
     def tokens(self) -> int:
-        """Of a rank's micro-batch, of whose sequences other ranks may have the rest."""
+        """Tokens of a rank's micro-batch; other ranks may have the rest of its sequences."""
         return self.batch * self.sequence // self.sharing
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all ranks."""
+        """Tokens of a step on all ranks."""
         return self.batch * self.sequence * self.micro_batches * self.data
 
     @property
@@ -219,29 +219,29 @@ class Job(
 
     @property
     def one_length(self) -> bool:
-        """Whether all sequences have as many tokens as they may: in fine-tuning only packed or padded ones."""
+        """Whether all sequences have the full length; in fine-tuning only packed or padded ones have."""
         return self.script == PRETRAIN or self.pad_to_max_length or self.zero_padding
 
     # -- what is learned ----------------------------------------------------------------------------
 
     @property
     def tunes(self) -> bool:
-        """Whether a trained model is tuned: on answers or on preferences."""
+        """Whether the run tunes a trained model, on answers or on preferences."""
         return self.script != PRETRAIN
 
     @property
     def prefers(self) -> bool:
-        """Whether it is tuned on preferences."""
+        """Whether the run tunes on preferences."""
         return self.script in PREFERENCES
 
     @property
     def has_reference(self) -> bool:
-        """Whether answers are compared with those of a reference."""
+        """Whether answers are compared with a reference's."""
         return self.prefers and not (self.reference_free or (self.script == DPO and self.loss_type in NO_REFERENCE))
 
     @property
     def second_model(self) -> bool:
-        """Whether the reference is a model of its own: not one whose adapter is off, nor numbers computed before."""
+        """Whether the reference is a second model: not the model without its adapter, nor numbers computed before."""
         return self.has_reference and not (self.lora or self.precompute_ref_log_probs)
 
     # -- what computes ----------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Job(
 
     @property
     def optimizer(self) -> dict[str, str]:
-        """What the flags of the optimizer are that memory depends on, by their names."""
+        """The flags of the optimizer on which memory depends: {name: value}."""
         return {name: getattr(self, name) for name in OPTIMIZER}
 
     @property
@@ -322,12 +322,12 @@ class Job(
 
     @property
     def fp8_multiple(self) -> int:
-        """What must divide the dimensions of GEMMs; 1 without fp8."""
+        """The number that must divide the dimensions of GEMMs; 1 without fp8."""
         return FP8_RECIPES[self.fp8_recipe] if self.use_fp8 else 1
 
     @property
     def adds_in_gemms(self) -> bool:
-        """Whether te's GEMMs add weight gradients to the main gradients: wherever there are main gradients."""
+        """Whether te's GEMMs add weight gradients to main gradients: always if there are any."""
         return self.te and self.amp_master_grad
 
     @property
@@ -346,7 +346,7 @@ class Job(
 
     @property
     def library(self) -> str:
-        """What the host is called."""
+        """The host's name."""
         return HOSTS[self.host]
 
     @property

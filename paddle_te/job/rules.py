@@ -38,7 +38,7 @@ from paddle_te.options.scripts import (
 
 
 class JobError(ValueError):
-    """What does not fit, in the words of who asked for it, and what to do: one line."""
+    """A rule is broken; the message says in the user's words what is wrong and what to do, in one line."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rule:
         return named[1] if named and named[1] != "found" else ""
 
     def against(self, job: Job) -> object:
-        """What of the Job is against the rule."""
+        """Return the values of a Job that break the rule."""
         return self.host in ("", job.host) and self.when(job)
 
     def told(self, job: Job, door: Door, found: object) -> str:
@@ -430,7 +430,7 @@ def _does_not_divide(job: Job) -> str:
 
 
 def _sharing(job: Job) -> list[str]:
-    """Of SEP and CP what is above 1."""
+    """Return those degrees of SEP and CP that are above 1."""
     return [name for name in ("sep_parallel_degree", "context_parallel_degree") if getattr(job, name) > 1]
 
 
@@ -688,7 +688,7 @@ def _states(job: Job) -> str:
 
 
 def _states_not_ours(job: Job) -> str:
-    """What of --sharding or --sharding_parallel_config keeps AdamW's states in ways of its own."""
+    """Return the words of --sharding or --sharding_parallel_config that keep AdamW's states in another way."""
     said = f"{job.sharding} {job.sharding_parallel_config}"
     words = ("offload", "enable_stage1_tensor_fusion", "enable_fuse_optimizer_states")
     return next(
@@ -722,7 +722,7 @@ def _incomplete_gradients(job: Job) -> str:
 
 
 def _in_backward(when: Callable[[Job], object], says: str, remedy: str, breaks: str, near: str = _UNCLIPPED) -> Rule:
-    """What needs all gradients at once, or gradients that are not complete after one backward."""
+    """Return a Rule for flags that need all gradients at once, or gradients from more than one backward."""
     return Rule(
         lambda job: job.optimizer_in_backward != "off" and when(job),
         f"{{optimizer_in_backward}} {says}",
@@ -738,17 +738,17 @@ _DIVIDED = f"{_SPLIT} --model_name_or_path qwen3-30b-a3b --sharding_parallel_deg
 
 
 def _number_of_experts(job: Job) -> int:
-    """How many a layer has; 0 for a model without, or that is not known."""
+    """Return a layer's number of experts; 0 without experts, and for a model that is not known."""
     return job.model.experts.experts if job.model and job.model.experts else 0
 
 
 def _divided(when: Callable[[Job], object], says: str, remedy: str, breaks: str, near: str = f"x2 {_DIVIDED}") -> Rule:
-    """What does not go with experts that sharding's ranks divide."""
+    """Return a Rule for flags that do not go with experts that sharding ranks divide."""
     return Rule(lambda job: job.ep > 1 and when(job), f"{{expert_parallel_degree}} {says}", remedy, breaks, near)
 
 
 def _muon(when: Callable[[Job], object], says: str, remedy: str, breaks: str, near: str = _MUON) -> Rule:
-    """What does not go with Muon."""
+    """Return a Rule for flags that do not go with Muon."""
     return Rule(lambda job: job.optim == "muon" and when(job), f"{{optim}} {says}", remedy, breaks, near)
 
 
@@ -1196,7 +1196,7 @@ def _of_pretraining(job: Job) -> str:
 
 
 def _packs(job: Job) -> str:
-    """What gives a sequence several documents that do not see each other; "" where nothing does."""
+    """Return the flag that keeps a sequence's documents apart; "" without one."""
     if job.prefers:
         return "packed rows"
     return (
@@ -1220,7 +1220,7 @@ def _padding_out_of_steps(job: Job) -> str:
 
 
 def _before_dropout(job: Job) -> str:
-    """What keeps less of norm or activation, which are operations of their own before an adapter's dropout."""
+    """Return the flag that keeps less of norm or activation, which are single operations before lora_dropout."""
     if {*(job.recompute_modules or ())} - {"core_attn"}:
         return "{recompute_modules}"
     return "{activation_func_fp8_input_store}" if job.activation_func_fp8_input_store else ""
@@ -1355,7 +1355,7 @@ FINETUNE_RULES = (
 
 
 def _without_reference(job: Job) -> str:
-    """What says that there is no reference, of a run that is tuned on preferences; "" where there is one."""
+    """Return the flag by which preference tuning has no reference; "" with a reference."""
     if not job.prefers or job.has_reference:
         return ""
     return "{reference_free}" if job.reference_free else "{loss_type}"
@@ -1463,7 +1463,7 @@ def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:
 
 
 def _positions_elsewhere(job: Job) -> bool:
-    """Whether PaddleFormers' own layers, which read the angles' base only, need more to rotate."""
+    """Return whether rotation needs more than the base, which is all that PaddleFormers' own layers read."""
     rotation = job.model and job.model.layer.attention.rotation
     return job.positions_elsewhere or bool(rotation and rotation.scaling)
 

@@ -69,7 +69,7 @@ def _parser(names: tuple[str, ...]) -> argparse.ArgumentParser:
 
 
 def _boolean(text: str) -> bool:
-    """As PaddleNLP's parser reads it."""
+    """Return a boolean as PaddleNLP's parser reads it."""
     for value, words in (True, ("yes", "true", "t", "y", "1")), (False, ("no", "false", "f", "n", "0")):
         if text.lower() in words:
             return value

@@ -57,7 +57,7 @@ def _tell(note: str) -> None:
 
 
 def check_here(args: argparse.Namespace, device: str) -> None:
-    """That Transformer Engine's layers have a GPU to run on."""
+    """Check that Transformer Engine's layers have a GPU to run on."""
     if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
         raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
 
@@ -184,7 +184,7 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
 
 
 def check_weights(name: str, value: str) -> None:
-    """That the argument `name` is a folder with weights."""
+    """Check that the argument `name` is a folder with weights."""
     from paddle_te.weights.contents import is_adapter  # here, as it imports NumPy
 
     folder = Path(value).expanduser()

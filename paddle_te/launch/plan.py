@@ -157,7 +157,7 @@ def _find_host(args: argparse.Namespace) -> str:
 
 
 def _check_checkpoint(args: argparse.Namespace, output: Path) -> None:
-    """That the checkpoint to resume from is the host's own."""
+    """Check that the checkpoint to resume from is the host's own."""
     checkpoint = find_checkpoint(str(args.resume_step), output)
     if checkpoint is None or (saved_by := host_of(checkpoint)) == args.HOST:
         return
@@ -170,7 +170,7 @@ def _check_checkpoint(args: argparse.Namespace, output: Path) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """What each process runs, with its arguments, and the files that it reads."""
+    """Return the command of each process, with its arguments, and the files that it reads."""
 
     script: str
     words: list[str]
@@ -226,7 +226,7 @@ PORT_RANGE = "10000:19999"
 def _environment(
     args: argparse.Namespace, devices: Devices, nodes: Nodes, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """What to add to the environment, and what to take from it."""
+    """Return the variables to add to the environment, and those to remove."""
     env, unset = {}, []
     if ROOT.name not in ("site-packages", "dist-packages"):  # which Python finds by itself, after its own modules
         paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]

@@ -17,7 +17,7 @@ REFUSED = 2  # exit status of the launcher and the training scripts for wrong ar
 
 @dataclass
 class Restarts:
-    """Of one job; limit: MAX_RESTARTS."""
+    """The restarts of one job. limit: MAX_RESTARTS."""
 
     limit: int
     count: int = 0

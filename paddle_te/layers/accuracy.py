@@ -1,4 +1,4 @@
-"""How many labels a language model finds: the metric "accuracy" of PaddleNLP's fine-tuning, counted on the device."""
+"""Count the labels that a language model finds, on the device: the metric "accuracy" of PaddleNLP's fine-tuning."""
 
 from __future__ import annotations
 

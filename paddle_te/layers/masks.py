@@ -1,4 +1,4 @@
-"""Which tokens a token sees: Transformer Engine's attn_mask_type, attention_mask and window_size."""
+"""The tokens that a token sees: Transformer Engine's attn_mask_type, attention_mask and window_size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers are made with: frozen records under Transformer Engine's names, checked when they are made.
+"""The settings of layers: frozen records under Transformer Engine's names, checked when they are made.
 
 A class under TE's name `takes` its record: the record's fields as arguments, or the record itself. Layers hand records
 to the layers inside them (`part`), so that an argument, its default, its meaning and what is refused stand here once.
@@ -160,7 +160,7 @@ class BehindNorm(GemmSettings):
 
     @property
     def keeps_less(self) -> bool:
-        """Whether less is kept for backward than norm and activation give."""
+        """Whether backward gets less than the outputs of norm and activation."""
         return self.norm_again
 
     def check_norm_kept(self, whose: str) -> None:

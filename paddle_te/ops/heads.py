@@ -1,4 +1,4 @@
-"""What attention is told besides its tensors."""
+"""The settings of attention besides its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paddle_te.ops.norms import QKNorm
 
 
 class Heads(NamedTuple):
-    """How the fused projection's output becomes q, k and v.
+    """How to split the fused projection's output into q, k and v.
 
     num_heads, num_kv_heads: of this rank; q's, k's and v's stand one after another. qk_norm: of q and k before they are
     rotated, or None. interleaved: numbers 2i and 2i + 1 of a head are rotated together (GPT-J, GLM), not numbers i and

@@ -1,4 +1,4 @@
-"""What a backend is: the math of a decoder layer, as layers call it.
+"""The interface of a backend: the math of a decoder layer, as layers call it.
 
 `Ops` is the one statement of it. `ops.pd` and `ops.te` are modules with these functions; mypy and a test compare them.
 
@@ -29,7 +29,7 @@ QuantizersOfTwo = tuple[GemmQuantizers | None, GemmQuantizers | None]
 
 
 class Ranks(Protocol):
-    """What ops ask of a `distributed.TensorParallel`."""
+    """The part of a `distributed.TensorParallel` that ops use."""
 
     @property
     def group(self) -> Any: ...

@@ -1,4 +1,4 @@
-"""What is made of a batch's tensor once, for all layers that are given the tensor."""
+"""Compute from a batch's tensor once, for all layers that get the tensor."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def check_counts(counts: Sequence[int], rows: int, quantizers: GemmQuantizers | 
 
 
 class MoEOps(Protocol):
-    """What a backend implements."""
+    """The functions that a backend implements."""
 
     def check_experts(self, activation: str = "swiglu") -> None:
         """Raise where the backend cannot compute such experts here, and say what is missing."""

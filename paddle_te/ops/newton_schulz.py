@@ -1,4 +1,4 @@
-"""What both backends know of Newton–Schulz: the steps that bring all singular values of a matrix near 1.
+"""Newton–Schulz in both backends: the steps that bring all singular values of a matrix near 1.
 
 A step makes a·X + (b·A + c·A²)·X of X, where A = X·Xᵀ. The coefficients are Jordan's
 (kellerjordan.github.io/posts/muon), which Moonlight has, too (Liu et al. 2025, arXiv:2502.16982): five steps bring

@@ -1,4 +1,4 @@
-"""What both backends compute of a router's logits in Paddle's operations, whose sizes the host knows."""
+"""The part of routing that both backends compute in Paddle's operations, whose sizes the host knows."""
 
 from __future__ import annotations
 

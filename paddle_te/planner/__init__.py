@@ -1,4 +1,4 @@
-"""How a model trains on so many GPUs: memory and time of each layout, and the best ones. No Paddle.
+"""Compute memory and time of a model's layouts on some GPUs, and find the best ones. No Paddle.
 
 | | |
 |---|---|

@@ -166,7 +166,7 @@ def _task(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain: bool) -> str:
-    """What the command prints."""
+    """Return the lines that the command prints."""
     lines = [f"{name}: {model.parameters:,} parameters"]
     if model.idle:
         lines[0] += f", {model.active_parameters:,} of them for each token"
@@ -198,7 +198,7 @@ def _offloaded(plan: Plan, model: Model) -> str:
 
 
 def _states(layout: Job) -> str:
-    """How AdamW's states are kept, with their bytes a parameter, and whether updates are made in backward."""
+    """Return the form of AdamW's states with bytes a parameter, and the update in backward, in words."""
     if layout.lora:
         return ""
     remainders = " + remainders" * (layout.master_weights != next(iter(MASTER_WEIGHTS)))
@@ -274,7 +274,7 @@ def _command_lines(name: str, layout: Job) -> list[str]:
 
 
 def _what_to_change(name: str, layout: Job) -> str:
-    """What of the printed command is the user's own."""
+    """Return the line that says which folders of the printed command to replace."""
     if not layout.tunes:
         return f"It trains on random tokens. To train on your data, put --DATA_PATH=FOLDER in place of {RANDOM_TOKENS}."
     words = [MODEL] * (_launched_model(name, layout) == MODEL) + [DATASET, OUTPUT]

@@ -1,4 +1,4 @@
-"""What --explain says: the formulas of `memory` and `speed` in short, and where they come from."""
+"""The text of --explain: the formulas of `memory` and `speed` in short, and where they come from."""
 
 # {field of Memory: formula}
 MEMORY = {

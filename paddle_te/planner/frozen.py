@@ -1,4 +1,4 @@
-"""What --freeze leaves untrained of a model, for its memory and its time."""
+"""The weights that --freeze leaves untrained, for memory and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU has and what it reaches.
+"""The memory of GPUs and the rates that they reach.
 
 The H200's numbers were measured with this project (benchmarks/). Most of the H100's are copies of the H200's. The
 planner's results with them were compared with whole steps on H100s.

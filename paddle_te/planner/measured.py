@@ -62,7 +62,7 @@ def ran_on(layout: Job) -> list[str]:
 
 
 def has_run(layout: Job) -> bool:
-    """Whether a layout of the same kind ran on any GPU."""
+    """Return whether a layout of the same kind ran on any GPU."""
     return bool(ran_on(layout))
 
 

@@ -329,6 +329,6 @@ def check_size(config: Any, source: str) -> None:
 
 
 def described(model: Model) -> str:
-    """How many parameters a Model has, and from which sizes in config.json."""
+    """Return the line with a Model's parameters and the sizes of config.json that give them."""
     sizes = f"num_hidden_layers={model.layers}, hidden_size={model.hidden}, intermediate_size={model.ffn}"
     return f"{sizes} and vocab_size={model.vocabulary} make {model.parameters:,} parameters"

@@ -1,4 +1,4 @@
-"""What Muon computes and holds beside AdamW; the optimizer (`optimizer.muon`) does as the constants say."""
+"""The work and memory of Muon beyond AdamW's. The optimizer (`optimizer.muon`) uses these constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several layouts is the better one: the faster, unless what it takes for that is worth more than it gains.
+"""Rank layouts: the faster is better, unless its costs are worth more than the time that it gains.
 
 The table PRICES is the rule. A layout that has one of these things must be faster than one without by that factor.
 """
@@ -83,5 +83,5 @@ def computed_again(layout: Job) -> int:
 
 
 def costs(layout: Job) -> list[str]:
-    """What a user gives up for a layout, in words."""
+    """Return what a user gives up for a layout, in words."""
     return [price.costs for price in PRICES if price.costs and price.has(layout)]

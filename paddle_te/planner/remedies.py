@@ -1,4 +1,4 @@
-"""What fits where a job does not: other layouts with as many tokens a step, then those that keep less, too."""
+"""Find what fits when a job does not: layouts with as many tokens a step, then those that also keep less."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def _made_smaller(
 
 
 def _states(layout: Job, given: Collection[str]) -> Iterator[dict[str, str]]:
-    """How AdamW's states may be kept, the plainest first.
+    """Yield the forms of AdamW's states, the plainest first.
 
     With smaller moments the master weights are remainders, too, which lose nothing. An adapter's states are small
     anyhow.
@@ -291,7 +291,7 @@ def _shared_sequences(model: Model, gpu: Gpu, layout: Job) -> Iterator[Job]:
 
 
 def _accepted(model: Model, layout: Job) -> bool:
-    """Whether the launcher, and what it starts, have nothing against it."""
+    """Return whether the launcher and the script accept a layout."""
     return fault(layout.but(model=model.spec) if model.experts else layout) is None
 
 

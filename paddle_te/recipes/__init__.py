@@ -65,7 +65,7 @@ class Recipe:
 
     @property
     def precision(self) -> str:
-        """That of the GEMMs: bf16 or fp8."""
+        """The precision of the GEMMs: bf16 or fp8."""
         return self.values["precision"]
 
     @property

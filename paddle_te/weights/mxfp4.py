@@ -43,7 +43,7 @@ class Mxfp4Ref:
 
     @property
     def shape(self) -> Shape:
-        """That of the weight."""
+        """The weight's shape."""
         experts, out, groups, _ = self.blocks.shape
         return experts, groups * BLOCK, out
 

@@ -61,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Profile:
-    """Of a trace the steps that count: the device's Work, in the order of its start, and when each step began."""
+    """A trace's steps that count: the device's Works in the order of their start, and the start of each step."""
 
     works: list
     starts: list
@@ -237,7 +237,7 @@ def moments(works):
 
 
 def _row_of(running):
-    """Of the Works that run at a moment, in the order of their start."""
+    """Return the row of a moment. running: the Works that run then, in the order of their start."""
     rows = [work.row for work in running]
     computing = [row for row in rows if row not in (EXPOSED, WAITING)]
     return next(iter(computing), EXPOSED if EXPOSED in rows else WAITING if rows else GAPS)

@@ -86,7 +86,7 @@ class Finetuning(Run):
 
     @property
     def _shared_name(self):
-        """Of the folder with the files that this run shares: one for all runs whose files are the same."""
+        """Return the name of the folder that all runs with the same files share."""
         size = replace(self.size, micro_batches=1)  # which no file depends on
         digest = hashlib.sha256(repr(size).encode()).hexdigest()[:16]
         return f"{self.kind}-{digest}" + "-on-device" * self.on_device
@@ -150,7 +150,7 @@ class Finetuning(Run):
         return conditions.folder / "output"
 
     def speeds(self, ms, records):
-        """As the run logs them: a step's tokens are those of its samples, in the mean."""
+        """Return the speeds that the run logs; a step's tokens are the mean of its samples'."""
         tokens = statistics.median(record["tokens_per_second"] for record in records)
         return {
             "tokens_per_second": tokens,

@@ -81,7 +81,7 @@ class FormersRun(Run):
 
 @cache
 def version(python):
-    """Of the PaddleFormers that an interpreter has; None where it has none, or there is no interpreter."""
+    """Return the version of an interpreter's PaddleFormers; None without PaddleFormers or interpreter."""
     if python is None:
         return None
     done = subprocess.run([python, "-c", VERSION], capture_output=True, text=True)
@@ -89,7 +89,7 @@ def version(python):
 
 
 def precision_lines(backend, precision):
-    """Of a recipe: the launcher's backend and precision on one GPU."""
+    """Return a recipe's lines for the launcher's backend and precision on one GPU."""
     lines = {"transformer_engine_backend": BACKENDS[backend], "amp_master_grad": False}
     if precision != "fp32":
         lines |= {"bf16": True, "fp16_opt_level": "O2"}

@@ -140,7 +140,7 @@ def run_size(arguments, clock, dims):
 
 
 def sizes_in_words(chosen, all_sizes):
-    """Of a result's name: which sizes were measured."""
+    """Return the part of a result's name that says which sizes were measured."""
     return "all-sizes" if set(chosen) == set(all_sizes) else "-".join(chosen)
 
 

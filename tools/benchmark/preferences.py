@@ -130,7 +130,7 @@ class TrlRun(Training):
         return read_log(conditions.folder / "output")
 
     def speeds(self, ms: float, records: list[dict[str, Any]]) -> dict[str, float | None]:
-        """Of the tokens that the run has counted, without padding."""
+        """Return the speeds over the tokens that the run has counted, without padding."""
         tokens = statistics.median(record["tokens_per_second"] for record in records)
         mean = float(np.mean(Preferences(self.size).lengths - 1))
         return {"tokens_per_second": tokens, "samples_per_second": tokens / mean, "tflops_per_gpu": None}

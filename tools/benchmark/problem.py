@@ -78,8 +78,10 @@ class Dims:
 
     @property
     def shapes(self):
-        """Of the weights, [out, in]; qkv is q, k, v stacked on out, fc1 is gate, up where there is a gate. Behind them
-        those of the biases, which have the name of what they are added to and _bias."""
+        """Return the shapes of weights, [out, in], and then of biases, named after their weight with _bias.
+
+        qkv is q, k and v stacked on out; fc1 is gate and up where there is a gate.
+        """
         weights = {
             "ln1": (self.hidden,),
             "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),

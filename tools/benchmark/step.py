@@ -96,12 +96,12 @@ class Size:
 
     @property
     def tokens(self):
-        """Of a step."""
+        """The tokens of a step."""
         return self.dims.batch * self.dims.sequence * self.micro_batches
 
     @property
     def flops(self):
-        """Of a step, as Dims.flops counts; lm_head with 6 per token and weight, the embedding's lookup with none."""
+        """The FLOP of a step, as Dims.flops counts them; lm_head has 6 per token and weight, the embedding none."""
         layers = self.micro_batches * self.layers * self.dims.flops
         return layers + 6 * self.tokens * (self.dims.hidden * self.vocabulary + self.layers * self._of_more_experts)
 
@@ -242,11 +242,11 @@ class TrainingStep:
         self.last_loss = loss.detach()  # its graph holds the hooks, they this object: no collector sees that circle
 
     def next_tokens(self):
-        """Of a micro-batch: batch × (sequence + 1)."""
+        """Return a micro-batch's tokens, batch × (sequence + 1)."""
         return self.tokens[next(self.order)]
 
     def loss(self, is_first_microbatch):
-        """Of the next micro-batch."""
+        """Return the loss of the next micro-batch."""
         raise NotImplementedError
 
     def update(self):

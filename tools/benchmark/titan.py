@@ -55,7 +55,7 @@ class TitanRun(Training):
 
     @property
     def model_arguments(self):
-        """Of torchtitan's class for the model's sizes, titan_model.ARGUMENTS."""
+        """Return the arguments of torchtitan's class for the model's sizes, titan_model.ARGUMENTS."""
         dims = self.size.dims
         shared = {
             "dim": dims.hidden,

@@ -105,7 +105,7 @@ class Training:
         raise NotImplementedError
 
     def records(self, conditions):
-        """Of a training that is done: [{"step", "step_time", "loss", "peak_memory_bytes"}] for each line it logged.
+        """Return a finished training's logged lines, [{"step", "step_time", "loss", "peak_memory_bytes"}].
 
         step_time: seconds of a step, a mean of those since the line before.
         """
@@ -124,7 +124,7 @@ class Training:
         }
 
     def account(self, conditions):
-        """Of the profiled steps: {"status": "ok"} and Profile.account's, or another status and "reason"."""
+        """Return {"status": "ok"} and the profiled steps' Profile.account, or another status and "reason"."""
         return {"status": "missing", "reason": f"{self.framework}'s steps are not profiled"}
 
 
@@ -163,7 +163,7 @@ class Run(Training):
 
     @property
     def tiny(self):
-        """Of pd in bf16, which nvgpu's host runtime can run."""
+        """The same training with pd in bf16, which nvgpu's host runtime can run."""
         return replace(super().tiny, precision="bf16", backend="pd")
 
     @property
@@ -172,14 +172,14 @@ class Run(Training):
 
     @property
     def all_flags(self):
-        """Of the script, behind those that the launcher sets."""
+        """The script's flags, after those that the launcher sets."""
         return f"--save_strategy no --report_to none --warmup_steps 2 {self.flags}"
 
     def command(self, conditions):
         return Command([sys.executable, "-m", "paddle_te.launch", self.job, *self.launch_arguments(conditions)])
 
     def launch_arguments(self, conditions):
-        """Of `paddle_te.launch`; the profiled steps come after the others. Writes the files that they name."""
+        """Return the arguments of `paddle_te.launch`, and write the files that they name. Profiled steps come last."""
         steps, profiled = conditions.steps, conditions.profiled
         wanted = {
             "batch_size_per_device": self.batch,
@@ -229,7 +229,7 @@ class Run(Training):
         return [record for record in read_log(self.output(conditions)) if record["step"] <= conditions.steps]
 
     def account(self, conditions):
-        """Of the first rank's trace, beside which the others' say what it has waited for them."""
+        """Return the account of the first rank's trace; the other traces say how long it waited for them."""
         traces = (self.output(conditions) / "profile").glob("rank*.json")
         try:
             first, *_ = device_trace.read_ranks(traces).values()

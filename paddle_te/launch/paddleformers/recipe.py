@@ -161,7 +161,7 @@ def _precision(args: argparse.Namespace, given: dict[str, Any], device: str) -> 
 
 
 def _attention(given: dict[str, Any], device: str) -> str:
-    """Of PaddleFormers' own layers, which on a CPU keep documents apart with eager alone."""
+    """Return the attention of PaddleFormers' own layers; on a CPU only eager keeps documents apart."""
     if device == "gpu":
         return "flashmask"
     return "eager" if given.get("reset_attention_mask") or given.get("zero_padding") else "sdpa"

@@ -1,4 +1,4 @@
-"""What a mixture of experts is made with."""
+"""The settings of a mixture of experts."""
 
 import math
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ class Arrived(NamedTuple):
 
 
 class TokenDispatcher(Protocol):
-    """What a MoELayer divides its experts by."""
+    """The interface of the ranks that divide a MoELayer's experts."""
 
     def dispatch(self, x: Tensor, probs: Tensor, routing_map: Tensor) -> Arrived:
         """Return what arrives here of all ranks' tokens [tokens, h], probs and routing_map [tokens, experts]."""

@@ -157,7 +157,7 @@ def _backward_done(quantizers: AttentionQuantizers | None) -> None:
 
 
 class _Sequences:
-    """What a token sees: all of its sequence, or if causal those before it, at most `window` unless that is -1.
+    """Each token sees its whole sequence, or if causal the tokens before it, at most `window` unless that is -1.
 
     mask: TE's name for it.
     """
@@ -204,7 +204,7 @@ class _Documents(_Sequences):
 
 
 class _Bias(_Sequences):
-    """What a token sees: where 0 and not HIDDEN is added to its scores. scores: [b or 1, 1, s, keys]."""
+    """Each token sees the keys whose scores get 0 added, not HIDDEN. scores: [b or 1, 1, s, keys]."""
 
     def __init__(self, scores: Tensor) -> None:
         super().__init__(causal=False)
@@ -320,7 +320,7 @@ def _attend_backward(
 
 
 class RotationSettings(NamedTuple):
-    """What a `Heads` says of norms and rotation besides tensors.
+    """The settings of a `Heads` for norms and rotation.
 
     eps: the norms', None for none. ranks: how many share the heads of norms over all of them. factor: of rotated
     numbers.
@@ -350,7 +350,7 @@ class RotationSettings(NamedTuple):
 
 @dataclass(slots=True)
 class _Rotation:
-    """What q and k go through between projection and attention: a norm of each head, and the rotation.
+    """The steps of q and k between projection and attention: a norm of each head, and the rotation.
 
     freqs: angles, or None for no rotation. q_weight, k_weight: the norm's, or None for no norm. tp: the ranks that
     share the heads of a norm over all, or None.
@@ -543,7 +543,7 @@ class AttentionSettings(NamedTuple):
 
 @dataclass(slots=True)
 class _In16Bits:
-    """What a backward in 16 bits reads. qkv: native q, k and v, rotated. out: attention's output."""
+    """Hold what a backward in 16 bits reads. qkv: native q, k and v, rotated. out: attention's output."""
 
     qkv: Views
     out: Placeholder
@@ -552,7 +552,7 @@ class _In16Bits:
 
 @dataclass(slots=True)
 class _SavedAttention:
-    """What the backward reads. in_fp8: the Float8Attention, where its backward is in fp8; else in_16_bits."""
+    """Hold what backward reads. in_fp8: the Float8Attention, if its backward is in fp8; else in_16_bits."""
 
     heads: _Heads
     qkv: Placeholder

@@ -1,4 +1,4 @@
-"""How ops run: as a Program between Paddle's tensors and its autograd."""
+"""Run ops as Programs between Paddle's tensors and its autograd."""
 
 from __future__ import annotations
 

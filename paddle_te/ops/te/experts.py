@@ -280,8 +280,11 @@ class _Placed(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What backward reads. rows: of x, as fc1's GEMM read them. w1, w2: as the GEMMs read them. act: fc2's input; None
-    where it is computed again. low_ranks: the Factors beside each GEMM, or None; z: what is between them."""
+    """Hold what backward reads.
+
+    rows: of x, as fc1's GEMM read them. w1, w2: as the GEMMs read them. act: fc2's input; None where it is computed
+    again. low_ranks: the Factors beside each GEMM, or None; z: the products x · aᵀ between them.
+    """
 
     inputs: OpInputs
     placed: _Placed
@@ -496,7 +499,7 @@ def experts_mlp(
 
 
 class _SavedLinear(NamedTuple):
-    """What backward reads. rows, w: as the GEMM read them. operand: makes what GEMMs read of rows and a quantizer."""
+    """Hold what backward reads. rows, w: as the GEMM read them. operand: makes a GEMM's operand of rows."""
 
     inputs: OpInputs
     rows: Grouped

@@ -40,7 +40,7 @@ class Quantizer(Protocol):
 
 
 class QuantizersOfOne(Protocol):
-    """Those of a tensor and of its gradient."""
+    """The quantizers of a tensor and of its gradient."""
 
     @property
     def input(self) -> Quantizer: ...
@@ -49,7 +49,7 @@ class QuantizersOfOne(Protocol):
 
 
 class Sizes(Protocol):
-    """What this reads of `attention._Heads`."""
+    """The part of `attention._Heads` that this file reads."""
 
     q: tuple[int, ...]
     kv: tuple[int, ...]

@@ -88,7 +88,7 @@ def _fc1_forward(
 
 @dataclass(slots=True)
 class _SavedMLP:
-    """What the MLP's backward reads.
+    """Hold what the MLP's backward reads.
 
     inputs, settings: the op's. w2: fc2's weight as its GEMM read it. fc1; act: the activation's output as fc2's
     GEMM read it. Either is None where backward computes it again.
@@ -255,7 +255,7 @@ def _backward_in_chunks(
 
 
 class _ChunkGradients(NamedTuple):
-    """What the backward of a chunk writes or adds to.
+    """Hold the tensors that the backward of a chunk writes or adds to.
 
     norm: the rows of x's gradient, and memory for the chunk's part of the norm's weight's and bias's. fc1, fc2: what
     stands for the weights, with main_grad. fc1_bias, fc2_bias: BiasGradients of the chunk, or None.

@@ -82,7 +82,7 @@ def fork(x: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 class _SavedScaled(NamedTuple):
-    """What backward reads. activation: its name."""
+    """Hold what backward reads. activation: its name."""
 
     x: Placeholder
     hidden: Matrix

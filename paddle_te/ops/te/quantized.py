@@ -181,7 +181,7 @@ class Float8Matrix:
 
     @property
     def counts(self) -> bool:
-        """Whether what becomes of its numbers is counted in this step."""
+        """Whether this step counts statistics of its numbers."""
         return bool(self.quantizer.statistics_ptr)
 
     def count(self, rt: Runtime, source: Matrix) -> None:

@@ -56,7 +56,7 @@ class SelfAttentionSettings(NamedTuple):
 
 @dataclass(slots=True)
 class _Saved:
-    """What the three parts' backwards read. frozen: nothing before the projection wants a gradient."""
+    """Hold what the three parts' backwards read. frozen: nothing before the projection wants a gradient."""
 
     qkv: Any
     attention: Any
@@ -111,7 +111,7 @@ def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Wanted, ...
 
 @dataclass(slots=True)
 class _SavedAdapted:
-    """What the three parts' backwards read, with low-rank products. factors: how many of qkv's there are."""
+    """Hold what the three parts' backwards read, with low-rank products. factors: how many of qkv's there are."""
 
     qkv: NormedLowRankLinear | SavedColumn
     attention: Any

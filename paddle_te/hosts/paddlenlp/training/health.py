@@ -302,7 +302,7 @@ def not_finite(named: Iterable[tuple[str, Tensor | None]]) -> list[str]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """As float32, where a sum of squares needs it: float16 holds little, and Paddle's CPU has no kernel for bf16."""
+    """Return float32 where a sum of squares needs it: float16 overflows, and Paddle's CPU has no kernel for bf16."""
     narrow = tensor.dtype == paddle.float16 or (tensor.dtype == paddle.bfloat16 and device.kind(tensor.place) == "cpu")
     return tensor.astype("float32") if narrow else tensor
 

@@ -16,7 +16,7 @@ def _nothing() -> None:
 
 
 class TrainingModes:
-    """Of the layers of the models that a Trainer trains."""
+    """The training modes of the layers of a Trainer's models."""
 
     def __init__(self) -> None:
         self._model: HostModel = None
