@@ -18,6 +18,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +98,7 @@ def load_features() -> list[Feature]:
     return [Feature(area["name"], **feature) for area in areas for feature in area["feature"]]
 
 
+@cache
 def load_runs() -> dict[str, Run]:
     """Return tests/status.toml's runs that left no file in benchmarks/, by name."""
     return {name: Run(**run) for name, run in tomllib.loads(FEATURES.read_text(encoding="utf-8"))["run"].items()}
@@ -129,6 +131,7 @@ def of_cards(name: str, count: int | None) -> str:
     return f"{count} × {short(name)}" if count and count > 1 else short(name)
 
 
+@cache
 def measured(path: str) -> Run:
     """Return the run that a result in benchmarks/ describes; the cell links the result's page."""
     result = json.loads((ROOT / path).read_text(encoding="utf-8"))

@@ -16,13 +16,13 @@ STEPS = 10
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory, demo_data):
+def quickstart(tmp_path_factory, demo_data, warm_start):
     if not (ROOT / ".venv").exists():
         pytest.skip("run through scripts/test.sh: without .venv the quickstart would first install everything")
     out = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(demo_data, out / "data")
     command = ["bash", "scripts/quickstart.sh", out]
-    return out, run(command, cwd=ROOT, env={**os.environ, "STEPS": str(STEPS)}, check=True)
+    return out, run(command, cwd=ROOT, env={**os.environ, "STEPS": str(STEPS), **warm_start}, check=True)
 
 
 def test_summary(quickstart):

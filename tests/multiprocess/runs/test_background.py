@@ -205,7 +205,8 @@ def test_killed_while_it_copies(staging, saver, tmp_path):
 
 
 def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypatch):
-    def killed(*args, **kwargs):
+    def killed(self):  # a Supervisor
+        self.child.kill()
         (staging / f"{PREFIX}killed" / "checkpoint-1").mkdir(parents=True)
         return Outcome(-signal.SIGKILL, step=1)
 

@@ -24,7 +24,8 @@ def test_a_missing_input_is_named(capsys, tmp_path):
     assert stopped.value.code == 2 and f"there is no file {tmp_path / 'throughput.json'}" in capsys.readouterr().err
 
 
-def test_main_prints_all_tables(capsys, tmp_path):
+def test_main_prints_all_tables(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling_model, "NUMBERS_OF_GPUS", (8, 512))
     path = tmp_path / "model.md"
     assert scaling_model.main(["--output", str(path), "--throughput"]) == 0
     text = capsys.readouterr().out
