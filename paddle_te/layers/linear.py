@@ -306,6 +306,7 @@ class _BehindNorm(_WithGemms):
         super().__init__(settings, settings.set_parallel_mode)
         self.settings, self.fuse_wgrad_accumulation = settings, settings.fuse_wgrad_accumulation
         self.eps, self.zero_centered_gamma = eps, settings.zero_centered_gamma
+        self._norm_again = settings.norm_again
         kind, centered = settings.normalization, self.zero_centered_gamma
         none: tuple[Tensor | None, Tensor | None] = (None, None)
         self.ln_weight, self.ln_bias = none if kind is None else self.create_norm(size, kind, centered)
@@ -316,7 +317,7 @@ class _BehindNorm(_WithGemms):
         if parameters.get("ln_weight") is None:
             return None
         norm = parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma
-        return Norm(*norm, self.settings.norm_again)
+        return Norm(*norm, self._norm_again)
 
 
 class LayerNormLinear(_BehindNorm):

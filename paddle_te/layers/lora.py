@@ -89,6 +89,7 @@ class WithLoRA(_WithGemms):
 
     PARALLEL_MODES: ClassVar[Mapping[str, str | None]] = {}
     merged = disable_lora = False
+    lora_dropout = 0.0
     parts: Mapping[str, Mapping[str, int]]
 
     @classmethod
@@ -100,7 +101,7 @@ class WithLoRA(_WithGemms):
         """
         if config.lora_dropout and isinstance(layer, (LayerNormLinear, LayerNormMLP)):
             layer.settings.check_lora_dropout()
-        layer.parts = parts
+        layer.parts, layer.lora_dropout = parts, config.lora_dropout
         for weight_name, rows in parts.items():
             weight = getattr(layer, weight_name)
             for part in rows:
@@ -122,10 +123,7 @@ class WithLoRA(_WithGemms):
     @property
     def drops(self) -> bool:  # type: ignore[override]  # of a layer without LoRA a constant
         """Say whether dropout stands before A, so that norm and activation are operations of their own."""
-        if not self.training or self.plain():
-            return False
-        found = next((layer for layer in self._sub_layers.values() if isinstance(layer, LowRank)), None)
-        return found is not None and found.dropout is not None
+        return self.lora_dropout > 0 and self.training and not self.plain()
 
     def low_rank(self, weight: str, x: Tensor | None = None) -> LowRankUpdate | None:
         """Make the LowRankUpdate of a weight, by its name; None where no part has A and B.
@@ -140,7 +138,8 @@ class WithLoRA(_WithGemms):
         if found is None:
             return None
         a, b = (tuple([layer and layer._parameters[name] for layer in layers]) for name in ("lora_A", "lora_B"))
-        return LowRankUpdate(a, b, tuple(parts.values()), found.scaling, found.dropout(x) if self.drops else None)
+        dropped = None if found.dropout is None or not self.training else found.dropout(x)
+        return LowRankUpdate(a, b, tuple(parts.values()), found.scaling, dropped)
 
     def split_mapping(self) -> list[tuple[str, bool]]:
         """Return [(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
@@ -182,7 +181,7 @@ class WithLoRA(_WithGemms):
         for part in self.adapters:
             del self._sub_layers[part]
         del self.parts
-        for name in ("merged", "disable_lora"):
+        for name in ("merged", "disable_lora", "lora_dropout"):
             self.__dict__.pop(name, None)
         own = [each for each in type(self).__mro__ if not issubclass(each, WithLoRA) and issubclass(each, _WithGemms)]
         self.__class__ = own[0]  # type: ignore[assignment]  # the layer that it was

@@ -2,6 +2,10 @@
 
     python tools/benchmark/layer.py [--peers hf_bf16 paddle_te_fp8_delayed ...] [--sizes 7b-b1 ...] [--quick]
 
+Without sizes it times how long the host takes to launch a small layer. With --host it does so on a machine without a
+GPU, with nvgpu's host runtime: the library's functions return at once, and the time is that of our own code and
+Paddle's.
+
 Writes benchmarks/layer/<date>_<gpu>x<n>_<what>.json and a table of the same name. A peer that is not installed or fails
 keeps its row, with the reason.
 """
@@ -15,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
-from tools.benchmark import report, timing  # noqa: E402
-from tools.benchmark.peers import PEERS, exact_results  # noqa: E402
+from tools.benchmark import null_te, report, timing  # noqa: E402
+from tools.benchmark.peers import LAUNCHED_ONLY, PEERS, exact_results  # noqa: E402
 from tools.benchmark.problem import SIZES, TINY, Problem  # noqa: E402
 
 DEFINITIONS = [
@@ -33,11 +37,19 @@ STEPS_BEFORE_CHECK = 3  # delayed scaling finds its scales
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
+    peers = [*PEERS, *LAUNCHED_ONLY]
+    parser.add_argument("--peers", nargs="+", choices=peers, default=list(PEERS), metavar="NAME", help=", ".join(peers))
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     timing.add_options(parser, "layer", rounds=5, iterations=20, warmup=3, quick=(2, 5, 2))
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
-    return timing.parse_options(parser, argv)
+    parser.add_argument(
+        "--host", action="store_true", help="launch a small layer of ours with a library that does nothing"
+    )
+    arguments = timing.parse_options(parser, argv)
+    if arguments.host:
+        arguments.device, arguments.sizes = "host", []
+        arguments.peers = [name for name in arguments.peers if name.startswith("paddle_te")]
+    return arguments
 
 
 class Contest:
@@ -118,7 +130,7 @@ def free_memory():
 
 def run_tiny(arguments, clock):
     """Host time a layer. Comes first: what libraries keep for the whole process is then no peer's own memory."""
-    contest = Contest(Problem(TINY, arguments.seed), arguments)
+    contest = Contest(Problem(TINY, arguments.seed), arguments, PEERS | LAUNCHED_ONLY)
     for name in arguments.peers:
         contest.build(name)
     contest.time(clock, "step_us", timing.time_enqueue)
@@ -131,7 +143,7 @@ def run_size(arguments, clock, dims):
     reference = float32_results(problem, arguments.device)
     free_memory()
     for name in arguments.peers:
-        if contest.build(name):
+        if name not in LAUNCHED_ONLY and contest.build(name):
             contest.check(name, reference)
     del reference
     free_memory()
@@ -171,6 +183,8 @@ def run_sizes(result, arguments, run, path, table=report.markdown):
 def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.make_clock(arguments)
+    if arguments.host:
+        null_te.install()
     result = report.header("layer", argv, DEFINITIONS) | {
         "settings": {name: getattr(arguments, name) for name in ("rounds", "iterations", "warmup", "seed")},
         "enqueue": run_tiny(arguments, clock),

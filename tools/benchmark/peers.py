@@ -8,6 +8,7 @@ import contextlib
 import sys
 from dataclasses import asdict
 from functools import partial
+from types import SimpleNamespace
 
 from tools.benchmark.problem import EPSILON, GEMMS, Variant, as_float32
 
@@ -575,6 +576,30 @@ class PaddleTE(TakesTEsArguments, Peer):
         return self.paddle_device.peak_memory()
 
 
+class AdaptedPaddleTE(PaddleTE):
+    """The same with LoRA of rank 16 on all of its GEMMs, whose weights are frozen."""
+
+    def build(self, problem, backend, fuse_wgrad):
+        super().build(problem, backend, fuse_wgrad)
+        from paddle_te.layers import lora
+
+        dims, attention, mlp = self.dims, self.layer.self_attention, self.layer.layernorm_mlp
+        kv = dims.kv_heads * dims.head_dim
+        qkv = {"weight": {"q_proj": dims.heads * dims.head_dim, "k_proj": kv, "v_proj": kv}}
+        fc1 = {"gate_proj": dims.ffn, "up_proj": dims.ffn}
+        adapted = (
+            (lora.LoRALayerNormLinear, attention.layernorm_qkv, qkv),
+            (lora.LoRALinear, attention.proj, {"weight": {"o_proj": dims.hidden}}),
+            (lora.LoRALayerNormMLP, mlp, {"fc1_weight": fc1, "fc2_weight": {"down_proj": dims.hidden}}),
+        )
+        for parameter in self.module_parameters:
+            parameter.stop_gradient = True
+        config = SimpleNamespace(r=16, scaling=2.0, lora_dropout=0.0)
+        for kind, layer, parts in adapted:
+            kind.enable(layer, parts, [part for rows in parts.values() for part in rows], config)
+        self.module_parameters = self.layer.parameters()
+
+
 def _variants(prefix, peer):
     """The rows of a Transformer Engine layer. "cached": a later micro-batch, whose fp8 weights are kept."""
     variants = {prefix + "_bf16": partial(peer), prefix + "_bf16_fused_wgrad": partial(peer, fuse_wgrad=True)}
@@ -596,4 +621,10 @@ PEERS = {
     "torch_compile_bf16": partial(PlainTorch, compile=True),
     **_variants("te_torch", TETorch),
     **_variants("paddle_te", PaddleTE),
+}
+
+# what trains no weights of the problem: for the time to launch a layer
+LAUNCHED_ONLY = {
+    "paddle_te_bf16_lora": partial(AdaptedPaddleTE),
+    "paddle_te_fp8_delayed_lora": partial(AdaptedPaddleTE, precision="fp8_delayed"),
 }

@@ -253,6 +253,10 @@ def test_arguments(capsys):
     arguments = layer.parse_arguments(["--quick", "--sizes", "7b-b1", "--peers", "hf_bf16"])
     assert (arguments.rounds, arguments.iterations, arguments.sizes, arguments.peers) == (2, 5, ["7b-b1"], ["hf_bf16"])
     assert layer.parse_arguments([]).peers == list(peers.PEERS)
+    arguments = layer.parse_arguments(["--host", "--peers", "hf_bf16", "paddle_te_bf16", "paddle_te_bf16_lora"])
+    assert (arguments.device, arguments.sizes) == ("host", [])
+    assert arguments.peers == ["paddle_te_bf16", "paddle_te_bf16_lora"]
+    assert type(timing.make_clock(arguments)) is timing.ThreadClock
     for wrong in (["--peers", "tensorflow"], ["--rounds", "0"], ["--sizes", "7b"]):
         with pytest.raises(SystemExit) as stopped:
             layer.parse_arguments(wrong)
