@@ -43,7 +43,12 @@ LAYOUTS = {
         ["te_bf16"],
     ),
     "ep2": (4, EP | {jobs.SHARDING: 4}, {"te_fp8": ("te_fp8", (2e-2, 1e-1))}, ["te_fp8"]),
-    "ep2_pp2": (4, EP | {jobs.PP: 2}, {"pd_bf16": ("pd_bf16", BF16)}, ["pd_bf16"]),
+    "ep2_pp2": (
+        4,
+        EP | {jobs.PP: 2},
+        {name: (name, BF16) for name in ("pd_bf16", "pd_bf16_muon")},
+        ["pd_bf16", "pd_bf16_muon"],
+    ),
 }
 
 
