@@ -600,6 +600,8 @@ def launch(kernel, grid, block, shared, stream, *arguments):
         column_sums,
         pack,
         unpack,
+        squares,
+        divide_by_norms,
         mirror,
         transpose_tiles,
     )
@@ -873,6 +875,23 @@ def unpack(dtype, grid, *arguments):
     for i, (values, place) in enumerate(parts):
         if values is not None:
             values[...] = (place.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
+
+
+def squares(dtype, grid, x, sums, size, parts):
+    """kernels/newton_schulz.cu, whose parts are equal but for the last ones."""
+    matrices = at(x, (grid // parts, size), dtype).astype(np.float32)
+    each = -(-size // parts)
+    at(sums, (grid // parts, parts), np.float32)[...] = [
+        [(matrix[part * each : (part + 1) * each] ** 2).sum() for part in range(parts)] for matrix in matrices
+    ]
+
+
+def divide_by_norms(dtype, grid, x, sums, size, parts, least):
+    """kernels/newton_schulz.cu."""
+    matrices = at(x, (grid // parts, size), dtype)
+    norms = np.sqrt(at(sums, (grid // parts, parts), np.float32).sum(1, keepdims=True))
+    least = np.uint32(least).view(np.float32)
+    matrices[...] = (matrices.astype(np.float32) / np.maximum(norms, least)).astype(dtype)
 
 
 def mirror(dtype, grid, upper, out, n, rows):

@@ -1,14 +1,15 @@
-"""How Newton–Schulz multiplies matrices, and its kernels: mirrors and transposes (kernels/newton_schulz.cu).
+"""How Newton–Schulz multiplies matrices, and its kernels (kernels/newton_schulz.cu): norms, mirrors and transposes.
 
 Tests and benchmarks replace the functions that choose. Addresses are ints, of 16 bytes; all tensors of a kernel have
 one DType.
 """
 
 from paddle_te.native.interface import Shim, Stream
-from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.kernels import ELEMENTS, float32_bits, kernel
 
-TILE = 64  # divides all sizes
+TILE = 64  # divides the sizes of matrices that are mirrored or transposed
 _BLOCK = 256
+_PART, _PARTS = 2**15, 2**10  # elements at least of a matrix that a block of threads sums, and its blocks at most
 BLOCK_ROWS = 2048  # at least, of a symmetric product: a GEMM of as many rows and columns is a tile for almost each SM
 GROUPED_MOST = 2048  # with more rows and columns a GEMM of one matrix fills a GPU
 FIRST_STEPS = 3  # without products with X: about as exact as one by one, which four are not
@@ -35,6 +36,27 @@ def first_steps(rows: int, columns: int) -> int:
     """Return how many steps at first compute with X·Xᵀ only: more than one where that takes fewer operations."""
     small, large = sorted((rows, columns))
     return FIRST_STEPS if small >= FIRST_STEPS_FROM and large >= 1.5 * small else 1
+
+
+def parts_of(size: int) -> int:
+    """Return of how many sums of squares a matrix's norm is made: numbers of float32 that `divide_by_norms` needs."""
+    return min(max(size // _PART, 1), _PARTS)
+
+
+def divide_by_norms(
+    te: Shim, stream: Stream, x: int, sums: int, count: int, size: int, least: float, dtype: int
+) -> None:
+    """Divide each of so many matrices that lie one behind the other by its Frobenius norm, or by `least` if greater.
+
+    sums: scratch memory, float32 [count, parts_of(size)]. size: a matrix's elements. The result does not change from
+    call to call.
+    """
+    parts, (name, _) = parts_of(size), ELEMENTS[dtype]
+    functions = [
+        kernel(f"{what}_{name}", "newton_schulz.cu", stream.capability) for what in ("squares", "divide_by_norms")
+    ]
+    te.launch(functions[0], count * parts, _BLOCK, 0, stream, x, sums, size, parts)
+    te.launch(functions[1], count * parts, _BLOCK, 0, stream, x, sums, size, parts, float32_bits(least))
 
 
 def upper_rows(n: int, rows: int) -> list[tuple[int, int]]:

@@ -8,19 +8,5 @@ A = Xᵀ·X. Backends take the smaller A of the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import paddle
-from paddle import Tensor
-from paddle.nn.clip import _squared_l2_norm
-
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315  # a, b, c
 LEAST_NORM = 1e-7  # torch.optim.Muon's eps: a matrix of zeros stays one
-
-
-def normalized(matrices: Sequence[Tensor]) -> Tensor:
-    """Return matrices of one shape divided by their Frobenius norms, above which no singular value is: [n, out, in]."""
-    stacked = paddle.stack([*matrices])
-    squares = [_squared_l2_norm(stacked[n].astype("float32")).reshape([1]) for n in range(len(matrices))]
-    norms = paddle.sqrt(paddle.concat(squares)).reshape([-1, 1, 1])
-    return stacked.divide_(paddle.maximum(norms, paddle.full_like(norms, LEAST_NORM)).astype(stacked.dtype))

@@ -15,10 +15,10 @@ NEWTON_SCHULZ_STEPS = 5
 # A rank makes the updates of at least so many elements orthogonal at a time, beside the copies that Newton–Schulz
 # works on. With far fewer the GPU would compute one large matrix at a time.
 CHUNK = 2**27
-# Bytes an element that passes over matrices read and write: momentum 14, norm and division 18, copies and
+# Bytes an element that passes over matrices read and write: momentum 14, norm and division 10, copies and
 # transposes between products 20, the weight with its remainder 10.
-PASSES = 62
-# Bytes an element of a Chunk: its update before and after, what Newton–Schulz reads and writes, and a float32 copy
+PASSES = 54
+# Bytes an element of a Chunk: its update before and after, what Newton–Schulz reads and writes, and matrices like X·Xᵀ
 WORKSPACE = 12
 
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import paddle
 from paddle import Tensor
+from paddle.nn.clip import _squared_l2_norm
 
-from paddle_te.ops.newton_schulz import CUBIC, LINEAR, QUINTIC, normalized
+from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC
 
 
 def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
     """See `Ops.newton_schulz`."""
     with paddle.no_grad():
-        x = normalized(matrices)
+        x = _normalized(matrices)
         wide = x.shape[1] <= x.shape[2]
         for step in range(steps):
             of_this_step = factor if step == steps - 1 else 1.0
@@ -22,3 +23,11 @@ def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tens
             product = paddle.matmul(polynomial, x) if wide else paddle.matmul(x, polynomial)
             x = (of_this_step * LINEAR) * x + of_this_step * product
         return x
+
+
+def _normalized(matrices: Sequence[Tensor]) -> Tensor:
+    """Return matrices of one shape divided by their Frobenius norms, above which no singular value is: [n, out, in]."""
+    stacked = paddle.stack([*matrices])
+    squares = [_squared_l2_norm(stacked[n].astype("float32")).reshape([1]) for n in range(len(matrices))]
+    norms = paddle.sqrt(paddle.concat(squares)).reshape([-1, 1, 1])
+    return stacked.divide_(paddle.maximum(norms, paddle.full_like(norms, LEAST_NORM)).astype(stacked.dtype))

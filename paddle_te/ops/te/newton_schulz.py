@@ -20,7 +20,7 @@ from paddle import Tensor
 
 from paddle_te.native import addition
 from paddle_te.native import newton_schulz as kernels
-from paddle_te.ops.newton_schulz import CUBIC, LINEAR, QUINTIC, normalized
+from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC
 from paddle_te.ops.te import experts, runtime
 from paddle_te.ops.te.runtime import Runtime, dtype_code
 
@@ -31,7 +31,17 @@ def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tens
     """See `Ops.newton_schulz`. Matrices of one shape share their buffers."""
     with paddle.no_grad():
         rt, code = runtime.current(), dtype_code("a matrix of Newton-Schulz", matrices[0])
-        return _all_steps(_way(rt, code, len(matrices), *matrices[0].shape), normalized(matrices), steps, factor)
+        way = _way(rt, code, len(matrices), *matrices[0].shape)
+        return _all_steps(way, _normalized(rt, code, matrices), steps, factor)
+
+
+def _normalized(rt: Runtime, code: int, matrices: Sequence[Tensor]) -> Tensor:
+    """Return the matrices divided by their Frobenius norms: [n, rows, columns]."""
+    x, size = paddle.stack([*matrices]), int(matrices[0].size)
+    sums = rt.empty([len(matrices), kernels.parts_of(size)], paddle.float32)
+    addresses = x.data_ptr(), sums.data_ptr()
+    kernels.divide_by_norms(rt.te, rt.stream, *addresses, len(matrices), size, LEAST_NORM, code)
+    return x
 
 
 def _way(rt: Runtime, code: int, count: int, rows: int, columns: int) -> _Singly:

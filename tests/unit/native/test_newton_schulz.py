@@ -21,6 +21,22 @@ def on_cpu(cpu_kernels, monkeypatch):
     return cpu_kernels
 
 
+@pytest.mark.parametrize("size", [4, 1023, 1024, 4500])
+def test_divide_by_norms(on_cpu, monkeypatch, seed, size):
+    """By vectors and one by one; parts of which the last has less; nothing behind the last matrix is written."""
+    monkeypatch.setattr(newton_schulz, "_PART", 600)
+    x, sums = aligned(3 * size + 1, np.float32), aligned((3, newton_schulz.parts_of(size)), np.float32)
+    x[:] = np.random.default_rng(seed).standard_normal(x.size)
+    x[size : 2 * size], x[-1] = 0, 7
+    want = x[:-1].reshape(3, size).astype("float64")
+    want /= np.maximum(np.linalg.norm(want, axis=1, keepdims=True), 1e-7)
+    addresses = x.ctypes.data, sums.ctypes.data
+    newton_schulz.divide_by_norms(on_cpu, on_cpu, *addresses, 3, size, 1e-7, DType.FLOAT32)
+    np.testing.assert_allclose(x[:-1].reshape(3, size), want, rtol=1e-5)
+    assert x[-1] == 7 and (x[size : 2 * size] == 0).all()
+    assert sums.shape[1] == {4: 1, 1023: 1, 1024: 1, 4500: 7}[size]
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_mirror(on_cpu, seed, blocks):
     """Of a matrix that is not symmetric the upper block rows are taken; nothing behind the last element is written."""

@@ -1,14 +1,12 @@
 """Newton–Schulz of both backends beside its polynomial of singular values."""
 
-import sys
-
 import numpy as np
 import paddle
 import pytest
 
 from paddle_te import native
 from paddle_te.native import newton_schulz as kernels
-from paddle_te.ops import get_ops, newton_schulz
+from paddle_te.ops import get_ops
 from tests import emulated_te
 
 STEPS, FACTOR = 5, 12.8
@@ -79,15 +77,11 @@ def spread(shape, draw):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tes_gemms_are_the_polynomial(way, seed, monkeypatch):
-    """In bfloat16, on the emulated library; the CPU has no division in bfloat16, so that pd's makes the norm 1."""
+    """In bfloat16, on the emulated library."""
     shape, height, calls = WAYS[way]
     emulated_te.install(monkeypatch.setattr)
     monkeypatch.setattr(kernels, "BLOCK_ROWS", height)
 
-    def normalized(matrices):
-        return newton_schulz.normalized([matrix.astype("float32") for matrix in matrices]).astype("bfloat16")
-
-    monkeypatch.setattr(sys.modules["paddle_te.ops.te.newton_schulz"], "normalized", normalized)
     draw = np.random.default_rng(seed)
     matrices = [array.astype("float32") for array in (draw.standard_normal(shape), spread(shape, draw))]
     tensors = [paddle.to_tensor(matrix).astype("bfloat16") for matrix in matrices]
@@ -99,6 +93,20 @@ def test_tes_gemms_are_the_polynomial(way, seed, monkeypatch):
     for tensor, result in zip(tensors, got.astype("float32").numpy(), strict=True):
         want = reference(tensor.astype("float32").numpy())
         assert 1e-3 < relative(result, want) < 0.042  # 60 seeds: at most 0.028
+
+
+@pytest.mark.parametrize("shape", [(32, 40), (192, 128)])
+def test_many_experts_are_each_of_them(shape, seed, monkeypatch):
+    """Grouped GEMMs of experts whose updates have unlike sizes, beside each expert by itself."""
+    emulated_te.install(monkeypatch.setattr)
+    numbers = np.random.default_rng(seed).standard_normal((5, *shape)) * 10.0 ** np.arange(-2, 3)[:, None, None]
+    experts = [paddle.to_tensor(matrix.astype("float32")).astype("bfloat16") for matrix in numbers]
+    backend = get_ops("transformer_engine")
+    together = backend.newton_schulz(experts, STEPS, FACTOR).astype("float32").numpy()
+    for expert, result in zip(experts, together, strict=True):
+        (want,) = backend.newton_schulz([expert], STEPS, FACTOR).astype("float32").numpy()
+        np.testing.assert_allclose(result, want, atol=0.02 * np.abs(want).max())
+    assert {name for name, _ in native.load().counts()} >= {"gemm", "grouped_gemm"}
 
 
 def test_which_way_is_taken():
