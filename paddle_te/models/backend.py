@@ -18,6 +18,16 @@ def is_native(config: Any) -> bool:
     return bool(config.transformer_engine_backend == "none")
 
 
+def is_te(config: Any) -> bool:
+    """Whether a model's decoder layers compute on Transformer Engine."""
+    return bool(config.transformer_engine_backend == "transformer_engine")
+
+
+def backend_of_ours(config: Any) -> str:
+    """Return the backend of what is ours beside a model's decoder layers, such as its loss: under "none" it is pd."""
+    return "paddle" if is_native(config) else str(config.transformer_engine_backend)
+
+
 def check_backend_name(backend: str) -> None:
     """Raise ValueError for a --transformer_engine_backend that there is not."""
     if backend not in BACKENDS.values():

@@ -25,7 +25,7 @@ from paddle_te.layers.context import ALONE, Context
 from paddle_te.layers.linear import check_blocks
 from paddle_te.layers.moe import MoEConfig, MoELayer
 from paddle_te.layers.settings import LayerSettings, part
-from paddle_te.models.backend import ops_of
+from paddle_te.models.backend import is_te, ops_of
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te.offload import ActivationOffload
@@ -134,7 +134,7 @@ def experts_arguments(spec: ExpertsSpec, options: LayerOptions) -> dict[str, Any
     )
 
 
-def fp8_recipe(config: Any) -> Recipe | None:
+def recipe_of(config: Any) -> Recipe | None:
     """Return the fp8 recipe that a configuration's flags ask for, None without use_fp8.
 
     Raises ValueError for values that no recipe has.
@@ -151,7 +151,7 @@ def fp8_recipe(config: Any) -> Recipe | None:
 
 
 def fp8_scope(recipe: Recipe | None) -> AbstractContextManager[None]:
-    """Make the fp8_autocast in which a model computes; recipe: fp8_recipe's.
+    """Make the fp8_autocast in which a model computes; recipe: recipe_of's.
 
     For a layer's forward, not for the model's: a recomputed forward passes through the layer's again.
     """
@@ -196,7 +196,7 @@ class DecoderLayer(nn.Layer):
         model = spec_of(config)
         spec = model.layers[number]
         self.rope = rotary_embedding(model, number)
-        self.fp8_recipe = fp8_recipe(config)
+        self.fp8_recipe = recipe_of(config)
         # makes the context of its forward, in which its activations are moved
         self.keeping: Callable[[], AbstractContextManager[None]] = nullcontext
         if self.fp8_recipe:
@@ -259,7 +259,7 @@ def move_activations(model: nn.Layer) -> None:
     Raises ValueError for more layers than can.
     """
     count = LayerOptions.of(model.config).offload_activations
-    if not count or model.config.transformer_engine_backend != "transformer_engine":
+    if not count or not is_te(model.config):
         return
     layers = [layer for layer in model.sublayers() if isinstance(layer, DecoderLayer)]
     offload = ActivationOffload(len(layers), count)

@@ -8,12 +8,12 @@ from paddle.nn import Layer
 from paddle_te import fp8
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.host import HostArguments, HostConfig
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 
 
 def scaled_recipe(config: HostConfig) -> Recipe | None:
     """Return the fp8 recipe of a decoder's configuration, if it has a state to keep; None otherwise."""
-    recipe = fp8_recipe(config)
+    recipe = recipe_of(config)
     return recipe if recipe and recipe.kind == "delayed" else None
 
 

@@ -16,7 +16,7 @@ from paddle_te.distributed import fp8_group, gather_objects
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.fp8.statistics import Place, Recorder, Statistics
 from paddle_te.host import HostArguments, HostModel
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 from paddle_te.models.in_16_bits import compute_in_16_bits, layer_number
 from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.options.fp8 import LIMITED, SWITCH, Fallback
@@ -148,7 +148,7 @@ def _is_first(group: Group | None) -> bool:
 
 
 def _recipe_of(model: HostModel) -> Recipe:
-    recipe = fp8_recipe(model.config)
+    recipe = recipe_of(model.config)
     assert recipe is not None  # the option needs --use_fp8
     return recipe
 

@@ -24,6 +24,7 @@ from paddle_te.hosts.paddleformers.trainer import OurTrainer, TETrainer
 from paddle_te.hosts.paddleformers.weights import read_config
 from paddle_te.job import check
 from paddle_te.job.paddleformers import FLEX, ITS_OWN, RECIPE, job_of_recipe
+from paddle_te.models.backend import is_native
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
 # Options of our layers that a recipe may hold and that do not reach its configurations without us
@@ -62,7 +63,7 @@ def check_recipe(recipe: Mapping[str, Any], world: int = 1) -> None:
     read_config(recipe["model_name_or_path"])
     elsewhere = has_positions_elsewhere(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
     check(job_of_recipe(recipe, world, positions_elsewhere=elsewhere), RECIPE)
-    if layers.transformer_engine_backend != "none":
+    if not is_native(layers):
         for name, (values, remedy) in _ONLY.items():
             if recipe.get(name) not in (None, *values):
                 raise ValueError(
@@ -126,7 +127,7 @@ def our_llama(**options: Any) -> Iterator[None]:
     transformer_engine_backend "none" only the Trainer is ours.
     """
     layers = LayerOptions(**options)
-    if layers.transformer_engine_backend == "none":
+    if is_native(layers):
         with replaced(workflow, SFTTrainer=OurTrainer):
             yield
         return

@@ -14,7 +14,7 @@ from paddlenlp.peft import LoRAModel
 from paddle_te.host import HostClass, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.modeling import TELMHead, ignore_index
 from paddle_te.layers.log_probabilities import linear_log_probabilities
-from paddle_te.models.backend import is_native
+from paddle_te.models.backend import backend_of_ours, is_native
 from paddle_te.models.switch import take_over
 
 # What of a configuration drops numbers while it trains: two forwards would not compare
@@ -72,7 +72,7 @@ class AnswersHead(HostClass):
         """Make nothing: PaddleNLP's constructor makes all."""
 
     def _loss(self, hidden_states: Tensor, labels: Tensor) -> Tensor:
-        config, backend = self.config, self.config.transformer_engine_backend
+        config = self.config
         hidden_states, tp = self._with_ranks(hidden_states)
         if tp is not None:
             hidden_states = tp.enter(hidden_states)
@@ -84,7 +84,7 @@ class AnswersHead(HostClass):
             transpose_y=self.transpose_y,
             ignore_index=ignore_index(config),
             tp=tp,
-            backend="paddle" if backend == "none" else backend,
+            backend=backend_of_ours(config),
             softcap=self.softcap,
         )
 

@@ -33,7 +33,7 @@ from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.layers import stored_weights
 from paddle_te.models import pipeline
 from paddle_te.models.backend import check_backend, check_backend_name, is_native
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 from paddle_te.runs.transfers import Transfer
 from paddle_te.weights import CheckpointError, check_layout, native_layout, read_tensors, te_layout
 from paddle_te.weights import config as weights_config
@@ -115,7 +115,7 @@ def _with_weights(
     if in_fp8 or checkpoint.layout.kind == "hf" or rank_by_rank or adapter or is_tied(config):
         if adapter:
             checkpoint = with_adapter(checkpoint, open_adapter(adapter, family_of(config)))
-        with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
+        with fp8_model_init(in_fp8, recipe_of(config) if in_fp8 else None):
             model = model_class.from_config(config, dtype=dtype)
         load_weights(model, checkpoint)
     else:

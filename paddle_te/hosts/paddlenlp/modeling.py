@@ -27,9 +27,9 @@ from paddle_te.job import Door, Job, check
 from paddle_te.job.rules import LAYER_RULES
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
-from paddle_te.models.backend import is_native, ops_of
+from paddle_te.models.backend import backend_of_ours, is_native, ops_of
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
-from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, move_activations
+from paddle_te.models.decoder import MicroBatches, fp8_scope, move_activations, recipe_of
 from paddle_te.models.in_16_bits import skip_outer_layers
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
@@ -83,7 +83,7 @@ class TELMHead(HostClass):
         self.softcap = spec_of(self.config).logit_softcap or 0.0
         if LayerOptions.of(self.config).fp8_lm_head:
             self.fp8 = ModuleScaling(1, ops_of(self.config).amax_and_scale_update)
-            self.fp8_recipe = fp8_recipe(self.config)
+            self.fp8_recipe = recipe_of(self.config)
 
     def forward(
         self, hidden_states: Tensor, tensor_parallel_output: bool | None = None, labels: Tensor | None = None
@@ -239,7 +239,6 @@ class TECriterion(HostClass):
         """Return the mean loss: logits [b, s, vocab], or [b, s, vocab / tensor_parallel_degree], for labels [b, s]."""
         whole = prediction_scores.shape[-1] == self.config.vocab_size
         tp = None if whole else TensorParallel.from_fleet(self.config.sequence_parallel)
-        backend = self.config.transformer_engine_backend
         if self.accuracy is not None:
             self.accuracy.add(prediction_scores, masked_lm_labels, tp)
         return parallel_cross_entropy(
@@ -248,7 +247,7 @@ class TECriterion(HostClass):
             ignore_index=ignore_index(self.config),
             tp=tp,
             cp=context_parallel(self.config),
-            backend="paddle" if backend == "none" else backend,
+            backend=backend_of_ours(self.config),
             smoothing=smoothing_now(self),
         )
 

@@ -19,7 +19,7 @@ from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.loading import load_model, stage_layer_names
 from paddle_te.hosts.paddlenlp.training.arguments import check_weights_folder
 from paddle_te.hosts.paddlenlp.training.health import not_finite
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 from paddle_te.options import LAYER_OPTIONS, Option, check_values, with_options
 from paddle_te.options.scripts import EVALUATED_MODEL
 
@@ -126,7 +126,7 @@ def make_model(args: EvaluatedModel) -> HostModel:
         settings["seq_length"] = args.max_seq_length
     folder, backend = args.model_name_or_path, args.transformer_engine_backend
     model = load_model(folder, backend, args.dtype, args.verify_checkpoint, args.lora_path, **settings)
-    recipe = fp8_recipe(model.config)
+    recipe = recipe_of(model.config)
     if recipe and recipe.kind == "delayed":
         states = sorted(Path(args.model_name_or_path).glob("fp8_state.pp*.pdparams"))
         if not states:

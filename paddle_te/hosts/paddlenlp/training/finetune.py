@@ -58,7 +58,7 @@ from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_st
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.job import Job
 from paddle_te.models.backend import check_backend, is_native
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.heartbeat import SAVING, Heartbeat
@@ -158,7 +158,7 @@ class Finetuning:
     def make_trainer(self, model: HostModel, tokenizer: AnyTokenizer, datasets: Datasets) -> FinetuningTrainer:
         """Return the Trainer of (train, dev)."""
         data_args, (train, dev) = self.data_args, datasets
-        masked = data_args.zero_padding and needs_mask(self.training_args.transformer_engine_backend)
+        masked = data_args.zero_padding and needs_mask(self.training_args)
         return FinetuningTrainer(
             model=model,
             args=self.training_args,
@@ -256,7 +256,7 @@ def tune(kind: type[Finetuning]) -> None:
         course = make_course(len(train), checkpoint, training_args) if train else None
         identity = task.data_identity(template) if train else None
         if checkpoint:
-            recipe = fp8_recipe(config) if model_args.fp8_base else None
+            recipe = recipe_of(config) if model_args.fp8_base else None
             quantized = stored_scaling(recipe).words if recipe else None
             values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
             check_fits(checkpoint, values, identity, training_args)

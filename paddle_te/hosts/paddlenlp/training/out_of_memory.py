@@ -14,6 +14,7 @@ from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.job import Job
 from paddle_te.job.words import printed
+from paddle_te.models.backend import is_te
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.lora import Adapter
 from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
@@ -51,7 +52,7 @@ def advised(config: HostConfig, args: HostArguments, name: str, lora: HostModel 
             raise
         logger.debug("out of memory", exc_info=True)
         told = Shortage.of(str(error)).told()
-        if args.transformer_engine_backend == "transformer_engine":
+        if is_te(args):
             told += f" {advice(config, args, device_name(), name, lora and lora_of(lora))}"
         raise RunEnded(told) from error
 

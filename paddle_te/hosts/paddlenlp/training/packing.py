@@ -15,21 +15,22 @@ from numpy.typing import NDArray
 from paddle_te.data.questions import IGNORED
 from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.training.datasets import DOCUMENT_FLAGS, DataArguments, collate_fn
-from paddle_te.ops import documents, get_ops
+from paddle_te.models.backend import is_native, ops_of
+from paddle_te.ops import documents
 
 Collate = Callable[[Sequence[Any]], dict[str, NDArray[Any]]]  # samples to a batch
 logger = logging.getLogger(__name__)
 
 
-def needs_mask(backend: str) -> bool:
-    """Return whether a backend keeps documents apart by a mask on this device.
+def needs_mask(config: Any) -> bool:
+    """Return whether a model's or a run's backend keeps documents apart by a mask on this device.
 
     PaddleNLP's layers always do. te does where cuDNN has no attention over packed documents, which the log says.
     """
-    if backend == "none":
+    if is_native(config):
         return True
     try:
-        get_ops(backend).check_packed_attention()
+        ops_of(config).check_packed_attention()
     except ValueError as reason:
         logger.warning(f"{reason}; a mask of sequence × sequence numbers keeps the documents apart, which is slower")
         return True
@@ -110,7 +111,7 @@ def make_collator(
     return DocumentCollator(
         end_of_document,
         **flags,
-        masked=data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
+        masked=data_args.reset_attention_mask and needs_mask(training_args),
         pipeline=training_args.pipeline_parallel_degree > 1,
         vocab_size=vocab_size,
     )

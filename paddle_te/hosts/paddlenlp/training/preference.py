@@ -105,7 +105,7 @@ class PreferenceTuning(Finetuning):
             args=self.training_args,
             data_collator=PreferenceCollator(
                 self.data_args.max_seq_len,
-                needs_mask(self.training_args.transformer_engine_backend),
+                needs_mask(self.training_args),
                 self.training_args.pipeline_parallel_degree > 1,
                 *place_in_sequences(self.training_args),
             ),

@@ -16,7 +16,7 @@ from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.loading import read_config
 from paddle_te.hosts.paddlenlp.training.early_stopping import has_stopped
 from paddle_te.hosts.paddlenlp.training.resharding import broken_state
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError
@@ -143,7 +143,7 @@ def check_fp8_state(checkpoint: str | Path, args: HostArguments) -> None:
 
     args: the run's TrainingArguments. Raises ValueError, naming the flags that differ.
     """
-    recipe = fp8_recipe(args)
+    recipe = recipe_of(args)
     if recipe is None or recipe.kind != "delayed":
         return
     files = sorted(Path(checkpoint).glob("fp8_state.*.pdparams"))

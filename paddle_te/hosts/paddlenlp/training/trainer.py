@@ -41,7 +41,7 @@ from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
-from paddle_te.models.backend import is_native
+from paddle_te.models.backend import backend_of_ours, is_native
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.experts import scaled_auxiliary_loss
 from paddle_te.models.in_16_bits import compute_in_16_bits
@@ -209,8 +209,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
             self._in_backward = OptimizerInBackward(optimizer, args.max_grad_norm or None, group)
         keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
         if args.optim == "muon":
-            backend = args.transformer_engine_backend
-            use_muon(optimizer, "paddle" if backend == "none" else backend)
+            use_muon(optimizer, backend_of_ours(args))
         keep_on_host(optimizer, args.offload_optimizer)
         self.watch.guard(optimizer, self.model)
         return optimizer

@@ -12,7 +12,7 @@ from paddle_te import fp8
 from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayerPipe
-from paddle_te.models.decoder import fp8_recipe, rotary_embedding
+from paddle_te.models.decoder import recipe_of, rotary_embedding
 from paddle_te.ops.te import quantized
 from tests import emulated_te, rope_formulas
 from tests.te_weights import copy_layer, randomise, relative, te_gradients
@@ -192,19 +192,19 @@ def test_a_pipelines_additive_mask_is_applied_and_passed_on(monkeypatch):
 
 
 def test_fp8_recipe_follows_the_flags():
-    assert fp8_recipe(tiny_config()) is None
-    recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_amax_history_len=16))
+    assert recipe_of(tiny_config()) is None
+    recipe = recipe_of(tiny_config(use_fp8=True, fp8_amax_history_len=16))
     assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "max", 0)
     assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd and recipe.reduce_amax
-    assert not fp8_recipe(tiny_config(use_fp8=True, fp8_reduce_amax=False)).reduce_amax
-    recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_dpa=True, fp8_dpa_bwd=False))
+    assert not recipe_of(tiny_config(use_fp8=True, fp8_reduce_amax=False)).reduce_amax
+    recipe = recipe_of(tiny_config(use_fp8=True, fp8_dpa=True, fp8_dpa_bwd=False))
     assert recipe.fp8_dpa and not recipe.fp8_dpa_bwd
     with pytest.raises(ValueError, match="no fp8 attention with current scaling"):
-        fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current", fp8_dpa=True))
+        recipe_of(tiny_config(use_fp8=True, fp8_recipe="current", fp8_dpa=True))
     with pytest.raises(ValueError, match="fp8_recipe='other'; it must be one of delayed, current, block"):
-        fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="other"))
-    assert fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="block")) == fp8.Float8BlockScaling()
-    assert fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current")).fp8_format is fp8.Format.HYBRID
+        recipe_of(tiny_config(use_fp8=True, fp8_recipe="other"))
+    assert recipe_of(tiny_config(use_fp8=True, fp8_recipe="block")) == fp8.Float8BlockScaling()
+    assert recipe_of(tiny_config(use_fp8=True, fp8_recipe="current")).fp8_format is fp8.Format.HYBRID
 
 
 BLOCK = dict(use_fp8=True, fp8_recipe="block", hidden_size=128, intermediate_size=128)

@@ -8,7 +8,7 @@ from paddlenlp.transformers.llama import modeling
 from paddle_te import fp8
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
-from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.decoder import recipe_of
 from paddle_te.ops.te.counting import count_entry_points
 from paddle_te.options.lora import Adapter
 from tests import emulated_te
@@ -68,7 +68,7 @@ def test_logits_and_gradients_are_those_of_rounded_operands(seed, monkeypatch, r
     logits = head(x)
     logits.backward(dy)
     assert head.weight.shape == ([384, 128] if tied else [128, 384])
-    want = reference(arrays, fp8_recipe(head.config), tied)
+    want = reference(arrays, recipe_of(head.config), tied)
     for got, expected in zip((logits, x.grad, head.weight.grad), want, strict=True):
         close(array(got), expected)
 
@@ -86,7 +86,7 @@ def test_main_gradients_and_the_kept_weight(seed, monkeypatch):
         # by our kernel for casts, the only one that is launched here
         quantized.append(sum(count for (name, _), count in counts.items() if name == "launch"))
     assert quantized == [3, 2] and head.weight.grad is None
-    want = 2 * reference(arrays, fp8_recipe(head.config), False)[2]
+    want = 2 * reference(arrays, recipe_of(head.config), False)[2]
     np.testing.assert_allclose(head.weight.main_grad.numpy(), want, rtol=1e-5, atol=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_scales_are_saved_and_restored_to_the_bit(seed, tmp_path):
     inputs, model = batch(seed), make(seed)
     for _ in range(3):
         step(model, inputs)
-    recipe = fp8_recipe(model.config)
+    recipe = recipe_of(model.config)
     fp8.save(tmp_path / "state", model, recipe)
     saved = fp8.state_dict(model, recipe)["modules"]["lm_head"]
     assert saved["done"] and saved["forward"]["amax_history"].shape == (4, 2)
@@ -146,7 +146,7 @@ def test_scales_are_saved_and_restored_to_the_bit(seed, tmp_path):
 def test_evaluation_is_in_fp8_too_and_leaves_no_trace(seed):
     inputs, model = batch(seed), make(seed)
     step(model, inputs)
-    recipe = fp8_recipe(model.config)
+    recipe = recipe_of(model.config)
     before = fp8.state_dict(model, recipe)["modules"]["lm_head"]
     model.eval()
     with paddle.no_grad():

@@ -134,7 +134,7 @@ def test_packed_samples_do_not_see_each_other(tokenizer, tmp_path, seed, backend
     alone = list(make(tmp_path, tokenizer, records))
     packed = make(tmp_path, tokenizer, records, zero_padding=True, greedy_zero_padding=greedy)
     assert len(packed) < len(alone)
-    batch = Collator(arguments(zero_padding=True), needs_mask(backend))(list(packed))
+    batch = Collator(arguments(zero_padding=True), needs_mask(config))(list(packed))
     assert ("attention_mask" in batch) == (backend == "none") and batch["input_ids"].shape[1] <= 64
     tensors = {name: paddle.to_tensor(value) for name, value in batch.items()}
     labels = tensors.pop("labels")
