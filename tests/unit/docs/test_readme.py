@@ -80,7 +80,7 @@ def known(scripts):
     flags |= {option.name for table, found in TABLES.items() if table.startswith("llama_") for option in found}
     flags |= {"model", "model_args", "tasks", "output_path"}  # of EleutherAI's command
     flags |= {"no-deps", "local-dir"}  # of pip and huggingface-cli
-    for program in ("benchmark/compare", "benchmark/throughput", "benchmark/scaling_model"):
+    for program in ("benchmark/compare", "benchmark/layer", "benchmark/throughput", "benchmark/scaling_model"):
         flags |= options(f"tools/{program}.py")
     return flags | options("-m", "paddle_te.runs.convergence") | options("-m", "paddle_te", "plan")
 
