@@ -241,7 +241,7 @@ class Program:
             if main_grad is None:
                 main_grad = rt.empty(weight.shape, paddle.float32)
                 new.append((weight, main_grad))
-            memories[place.main_grad.index] = main_grad  # type: ignore[union-attr]  # `_first_backward` has made it
+            memories[place.main_grad.index] = main_grad  # type: ignore[union-attr]  # made by `_first_backward`
         kept.clear()
         grads.clear()
         with self._lock:
