@@ -49,6 +49,8 @@ EARLY_IN = ("sp_tp2",)
 OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2")
 # SwiGLU's input in fp8 for backward, of several micro-batches that wait
 STORED, STORED_IN = "te_fp8_stored", ("pp2",)
+# momenta only of the matrices, of which a rank has whole ones
+MUON, MUON_IN = "pd_muon", ("sharding2",)
 # labels that are smoothed over the vocabulary's parts, and weights that are not trained and have no state; in te beside
 # others whose gradients are added to main gradients
 SMOOTH_FROZEN, TE_FROZEN = "pd_smooth_frozen_unclipped", "te_bf16_frozen"
@@ -58,7 +60,7 @@ HALF_IN = "sp_tp2", "pp3_vp2", "sharding1", "sharding2", "sharding3", "dp2"
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
 # the norm that clips, scales, recompute's groups and checkpoints.
 MIXED, MIXED_IN = [TIGHT, "pd_full", FP8], ("tp2_pp2", "tp2_sharding2")
-RESUMED = [TIGHT, *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED, TE_FROZEN]
+RESUMED = [TIGHT, *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED, TE_FROZEN, MUON]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def references(tmp_path_factory, initial_weights, warm_start, warm_host):
     runs = {layers: {} for layers in initial_weights}
     emulated = warm_host | dict(EMULATED_TE="1")
     on_cpu, on_nvgpu = (
-        ["none", "pd", TIGHT, LATE, "none_packed", "pd_packed", SMOOTH_FROZEN],
+        ["none", "pd", TIGHT, LATE, "none_packed", "pd_packed", SMOOTH_FROZEN, MUON],
         [NONE_BF16, "pd_bf16", HALF, "te_bf16", TE_FROZEN, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
     )
     for device, names, environment in (("cpu", on_cpu, warm_start), ("nvgpu", on_nvgpu, emulated)):
@@ -116,6 +118,7 @@ IN = {  # variants that only some layouts have
     (ORDINARY, EARLY, LATE): EARLY_IN,
     (OFFLOADED,): OFFLOADED_IN,
     (STORED,): STORED_IN,
+    (MUON,): MUON_IN,
     (SMOOTH_FROZEN, TE_FROZEN): FROZEN_IN,
 }
 
@@ -161,6 +164,8 @@ def check_wide(runs, reference):
     for name in in_both(PACKED, runs):
         packed_reference, *tolerances = PACKED[name]
         jobs.check_same(runs[name], reference[packed_reference], *tolerances)
+    if MUON in runs:
+        jobs.check_same(runs[MUON], reference[MUON], 1e-5, 1e-5)
     for name, *tolerances in ((SMOOTH_FROZEN, 1e-5, 1e-5), (TE_FROZEN, 5e-3, 2e-2)):
         if name in runs:
             jobs.check_same(runs[name], reference[name], *tolerances)
