@@ -11,8 +11,12 @@ import numpy as np
 import paddle
 import pytest
 from fast_dataindex import helpers
+from paddle.base.framework import EagerParamBase
 from paddle.distributed.fleet.layers.mpu.random import RNGStatesTracker
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import hybrid_parallel_optimizer
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizerV2,
+)
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle.distributed.fleet.utils import tensor_fusion_helper
 from paddlenlp.transformers import segment_parallel_utils
@@ -146,6 +150,17 @@ def test_the_first_stage_counts_a_shared_weight(monkeypatch, repair, rank):
     repair(shared_weights)
     PipelineLayer._synchronize_shared_weights(pipeline)
     assert weight.is_firstly_shared is (rank == 0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_slices_of_a_shared_weight_count_as_it_does(repair, first):
+    """Sharding stage 1 with split_param clips them."""
+    repair(shared_weights)
+    weight = EagerParamBase(shape=[2], dtype="float32")
+    weight.is_firstly_shared = first
+    optimizer = object.__new__(DygraphShardingOptimizerV2)
+    optimizer._slice_params = {}
+    assert optimizer._create_slice_param(weight).is_firstly_shared is first
 
 
 def test_heads_are_exchanged_for_tokens(monkeypatch, repair, seed):
