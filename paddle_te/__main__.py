@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -100,6 +102,16 @@ def main(argv: list[str] | None = None) -> int | None:
         print(f"error: paddle-te {name} needs Paddle: {PADDLE}", file=sys.stderr)
         return 2
     sys.argv = [f"paddle-te {name}", *command.words, *words]
+    try:
+        status = _run(command)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `paddle-te recipes | head`, say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so once more at its end
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _run(command: Command) -> int | None:
     if command.needs:
         from paddle_te import scripts  # here, since --help needs none of what it imports
 

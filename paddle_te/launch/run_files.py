@@ -18,7 +18,7 @@ from typing import Any
 
 from paddle_te import recipes
 from paddle_te.launch import JobModule
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.options import BACKENDS
 from paddle_te.options.launcher import (
     AUTO,
@@ -32,6 +32,7 @@ from paddle_te.options.launcher import (
 from paddle_te.options.paddlenlp import without_unsupported
 
 PRINT_CONFIG = "--print-config"
+GPUS_OF_A_NODE = 8
 # What belongs to this start and not to the run
 _OF_THIS_START = {"DRY_RUN", "OVERWRITE", "NODE_RANK", "MASTER", "MASTER_PORT", "IP_STR"}
 _LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETUNE, *FINETUNE_VARIABLES, *VARIABLES)}
@@ -50,9 +51,11 @@ def as_arguments(job: JobModule, words: list[str], environ: Mapping[str, str]) -
     Raises:
         LaunchError: there is no such file, it is no object of names and values, or a name or value means nothing here.
     """
-    given = _Translation(job, _arguments(job, words[0]))
+    values = _read(words[0])
+    given = _Translation(job, _arguments(job, words[0], values))
     given.update(_Translation(job, _pairs(words[1:])))
     given.combine()
+    given.arguments = _gpus_elsewhere(values, {**environ, **given.arguments}) | given.arguments
     extra = [word for name, value in given.flags.items() for word in (f"--{name}", *_words(value))]
     launchers = dict(given.arguments)
     if extra:
@@ -69,9 +72,19 @@ def complete(job: JobModule, args: argparse.Namespace) -> str:
     return json.dumps({name: value for name, value in values.items() if value not in (None, "")}, indent=2)
 
 
-def _arguments(job: JobModule, name: str) -> dict[str, Any]:
+def _gpus_elsewhere(values: Mapping[str, Any], told: Mapping[str, object]) -> dict[str, object]:
+    """Return the GPUs of a node that a recipe is for, where a dry run sees none and nobody names others."""
+    gpus, card = values.get("gpus"), values.get("card")
+    dry = _text(told.get("DRY_RUN", 0)).lower() in ("true", "1")
+    named = not {"DEVICE", "DEVICES", "GPU", "CUSTOM_DEVICE_ROOT"}.isdisjoint(told)
+    if not dry or named or not card or not isinstance(gpus, int) or gpus > GPUS_OF_A_NODE or count_gpus():
+        return {}
+    return {"GPU": card, "DEVICES": ",".join(map(str, range(gpus)))}
+
+
+def _arguments(job: JobModule, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run file says of a job, without what a recipe says of itself."""
-    values, asked = _read(name), job.__name__.rpartition(".")[2]
+    asked = job.__name__.rpartition(".")[2]
     task = values.get("task")
     if task is not None and recipes.TASKS.get(str(task)) != asked:
         known = ", ".join(each for each, command in recipes.TASKS.items() if command == asked)

@@ -57,3 +57,12 @@ def test_what_paddle_reports_while_it_is_imported_stays_off_the_screen(name, nvg
     """Its C++ code names each plug-in that it loads, and its Python code warns of what is not installed."""
     done = subprocess.run([*RUN, name, "--help"], capture_output=True, text=True, env=os.environ | nvgpu_host)
     assert done.returncode == 0 and f"paddle-te {name}" in done.stdout and done.stderr == ""
+
+
+def test_a_reader_that_ends_early_is_no_error():
+    """Of `paddle-te recipes | head`: the shell's status for it, and not a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "paddle_te", "recipes"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te import configs, recipes
 from paddle_te.launch import __main__ as launcher
-from paddle_te.launch import finetune, pretrain
+from paddle_te.launch import finetune, pretrain, run_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
@@ -163,6 +163,19 @@ def test_print_config_writes_the_complete_file(name, file, capsys, monkeypatch):
     assert json.loads(text).items() >= expected.items()
     complete = plan(job, [file(text)], {"DRY_RUN": "1", "CUSTOM_DEVICE_ROOT": ""})[0]
     assert complete.command == plan(job, words, {**environ, "CHECK_MEMORY": "0", "SAVE_STEPS": "77"})[0].command
+
+
+@pytest.mark.parametrize("name", ["llama3-8b-8xh100-fp8", "llama3-8b-2xh200-fp8"])
+def test_a_dry_run_without_gpus_is_one_of_the_recipes(name, monkeypatch):
+    """As on the node from which jobs are submitted. A run, and what names its devices, is as always."""
+    monkeypatch.setattr(run_files, "count_gpus", lambda: 0)
+    made, args = plan(pretrain, [name], {"DRY_RUN": "1"})
+    recipe = recipes.Recipe(name)
+    assert (made.layout.world, args.GPU) == (recipe.gpus, recipe.card)
+    with pytest.raises(LaunchError, match="backend=te needs an NVIDIA GPU"):
+        plan(pretrain, [name], {"DRY_RUN": "1", "DEVICE": "cpu"})
+    with pytest.raises(LaunchError, match="backend=te needs an NVIDIA GPU"):
+        plan(pretrain, [name], {"DEVICE": "cpu"})
 
 
 def test_a_recipe_is_refused_by_the_other_command(file):
