@@ -86,9 +86,8 @@ def _obstacle_by_itself(args: argparse.Namespace, device: str) -> str | None:
             return f"EXTRA_ARGS has --{name}, which says how to shard; leave that out"
     if said.get("logging_steps") == 1:
         return "EXTRA_ARGS has --logging_steps 1, and it needs 2 or more"
-    if (
-        said.get("optim", "adamw") not in UPDATED_HERE
-    ):  # PaddleNLP resumes others from files that are divided as this run's
+    # PaddleNLP resumes others from files that are divided as this run's
+    if said.get("optim", "adamw") not in UPDATED_HERE:
         return f"a run with --optim {said['optim']} could not resume from one without overlap; OVERLAP=1 turns it on"
     if not said.get("amp_master_grad", device == "nvgpu"):
         return (

@@ -170,7 +170,7 @@ def _check_checkpoint(args: argparse.Namespace, output: Path) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """Return the command of each process, with its arguments, and the files that it reads."""
+    """The command of each process, with its arguments, and the files that it reads."""
 
     script: str
     words: list[str]

@@ -30,9 +30,9 @@ from paddle_te.options.launcher import (
     VARIABLES,
 )
 from paddle_te.options.paddlenlp import without_unsupported
+from paddle_te.planner.gpus import GPUS
 
 PRINT_CONFIG = "--print-config"
-GPUS_OF_A_NODE = 8
 # What belongs to this start and not to the run
 _OF_THIS_START = {"DRY_RUN", "OVERWRITE", "NODE_RANK", "MASTER", "MASTER_PORT", "IP_STR"}
 _LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETUNE, *FINETUNE_VARIABLES, *VARIABLES)}
@@ -74,10 +74,11 @@ def complete(job: JobModule, args: argparse.Namespace) -> str:
 
 def _gpus_elsewhere(values: Mapping[str, Any], told: Mapping[str, object]) -> dict[str, object]:
     """Return the GPUs of a node that a recipe is for, where a dry run sees none and nobody names others."""
-    gpus, card = values.get("gpus"), values.get("card")
-    dry = _text(told.get("DRY_RUN", 0)).lower() in ("true", "1")
+    gpus, card = values.get("gpus"), str(values.get("card"))
     named = not {"DEVICE", "DEVICES", "GPU", "CUSTOM_DEVICE_ROOT"}.isdisjoint(told)
-    if not dry or named or not card or not isinstance(gpus, int) or gpus > GPUS_OF_A_NODE or count_gpus():
+    if named or not _is_on(told.get("DRY_RUN", 0)) or card not in GPUS or not isinstance(gpus, int):
+        return {}
+    if gpus > GPUS[card].gpus_per_node or count_gpus():
         return {}
     return {"GPU": card, "DEVICES": ",".join(map(str, range(gpus)))}
 
@@ -134,6 +135,10 @@ def _text(value: object) -> str:
 def _is_true(name: str, value: object) -> bool:
     if _text(value).lower() not in ("true", "false", "1", "0"):
         raise LaunchError(f"{name}: {value!r} must be true or false")
+    return _is_on(value)
+
+
+def _is_on(value: object) -> bool:
     return _text(value).lower() in ("true", "1")
 
 

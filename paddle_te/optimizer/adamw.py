@@ -289,9 +289,8 @@ class FactorAdamW(paddle.optimizer.AdamW):
         if asked_first and not self._may_update(parameters_and_grads):
             return []
         operations = super()._create_optimization_pass(others, param_group_idx)  # sets the learning rate, too
-        if together is not None and not self._get_auxiliary_var(
-            "found_inf"
-        ):  # as Paddle does it, where a loss is scaled
+        # where a loss is scaled and a gradient is not finite, Paddle leaves the step out, too
+        if together is not None and not self._get_auxiliary_var("found_inf"):
             update = self._prepared(together)
             if asked_first or self._may_update(parameters_and_grads):
                 update()

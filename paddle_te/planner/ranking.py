@@ -14,7 +14,7 @@ from paddle_te.planner.plan import Plan
 
 
 class Price(NamedTuple):
-    """Return what a layout has, by how much faster it must be for that, and what it costs, in words.
+    """A part of a layout, how much faster the layout must be for it, and what it costs, in words.
 
     "" for nothing that a user gives up.
     """

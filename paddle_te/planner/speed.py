@@ -310,9 +310,9 @@ def chunks_ms(model: Model, layout: Job, gpu: Gpu, gemms: float) -> float:
 def offload_ms(model: Model, layout: Job, gpu: Gpu, layer: float) -> float:
     """Return the ms that the copies of activations cost a micro-batch.
 
-    Copies run one after another beside computing and take some of its memory bandwidth. Computing waits for late
-    copies. Copies out have the time from the end of the first layer's forward to the beginning of the last layer's,
-    copies back the time from the end of the last layer's backward to the beginning of the first layer's.
+    Copies run one after another while the GPU computes, and take some of the memory bandwidth. The GPU waits for late
+    copies. Copies to the host start when the first layer's forward ends, and must end when the last layer's begins.
+    Copies back start when the last layer's backward ends, and must end when the first layer's begins.
 
     layer: ms of a layer, a third of them in forward.
     """
@@ -331,9 +331,9 @@ def hidden_layers(model: Model, layout: Job, gpu: Gpu) -> int:
 def states_ms(model: Model, layout: Job, gpu: Gpu, beside: float) -> float:
     """Return the ms that the copies of the optimizer's states cost a step.
 
-    Copies in and out run at the same time, and `beside` ms of computing hide them: the updates and, with an update in
-    backward, backward. Forward fills the slots on the device. With an update in backward a weight's update also waits
-    for the pieces that the slots have no room for.
+    Copies in and out run at the same time. beside: ms of computing that hide them: the updates, and backward where
+    weights are updated in it. Forward fills the slots on the device. In backward a weight's update also waits for the
+    pieces that the slots have no room for.
     """
     size = states_on_host(model, layout)
     ahead = min(size, OFFLOADED_AT_ONCE * state_bytes(layout))
@@ -432,8 +432,9 @@ def dispatch_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Return the ms in which ranks that divide the experts exchange tokens: a micro-batch in one layer, on average.
 
     Tokens go to the experts and sums come back, in bf16, in forward and backward, while nothing is computed. With
-    all-gather each of N ranks sends its tokens to all others. With all-to-all it sends a token to the ranks of its k
-    experts, for balanced experts a share 1 - (1 - 1/N)^k of them, and the host waits for the numbers of rows.
+    all-gather each of N ranks sends its tokens to all others. With all-to-all it sends a token only to the ranks of
+    its k experts. If experts are balanced, these are a share 1 - (1 - 1/N)^k of the ranks. All-to-all also makes the
+    host wait for the numbers of rows.
     """
     if layout.ep == 1:
         return 0.0

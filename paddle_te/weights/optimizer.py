@@ -106,7 +106,7 @@ def _is_one_of(is_frozen: Callable[[str], object], lacking: Collection[str], nam
 
 
 def _has_momentum_only(named: Iterable[str]) -> bool:
-    """Return whether some of a file's weights, by the keys of their states, have a first moment and no second one."""
+    """Return whether a weight has a first moment but no second one, by the keys of a file's states."""
     first, second = ({key.removesuffix(kind) for key in named if key.endswith(kind)} for kind in MOMENTS)
     return bool(first - second)
 

@@ -285,7 +285,7 @@ def compare_deferred(seed):
 
 
 def momenta_of(device_name, arrays, dtypes):
-    """Arrays of momenta and updates after Muon's first pass on a device. dtypes: of gradients, momenta, updates."""
+    """Run Muon's first pass on a device; return its momenta and updates. dtypes: of gradients, momenta, updates."""
     paddle.set_device(device_name)
     grads, momenta = (
         [paddle.to_tensor(a).astype(t) for a in each] for each, t in zip(arrays[:2], dtypes, strict=False)

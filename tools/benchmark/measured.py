@@ -147,8 +147,8 @@ def _counts(run):
 def _is_steady(row):
     """Return whether a row's steps took equally long and the GPU waited for the host less than a tenth of a step.
 
-    In fine-tuning's first steps cuDNN plans for each number of documents, which takes longer than the step. Of only
-    two timed steps one may still have been slow to begin.
+    In fine-tuning's first steps cuDNN plans for each number of documents, which takes longer than the step. If only
+    two steps are timed, the first may still have been slow.
     """
     times, timeline = row["step_ms"], row.get("timeline") or {}
     if timeline.get("status") == "ok" and timeline["ms"]["gaps"] > 0.1 * timeline["total_ms"]:

@@ -1,4 +1,4 @@
-"""Times Newton–Schulz of Muon by each of its ways, for a model's matrices, beside one large GEMM.
+"""Time each way to compute Muon's Newton–Schulz for a model's matrices, and one large GEMM for comparison.
 
     python tools/benchmark/muon.py [--sizes gate-and-up q-and-o ...] [--quick]   # --device cpu: nvgpu's host runtime
 
@@ -22,9 +22,9 @@ from tools.benchmark.peers import start_on_paddles  # noqa: E402
 DEFINITIONS = [
     "A call makes 5 steps of all matrices of a size, with norm and division. ms: by events on Paddle's stream, median "
     "of a round's calls, then of the rounds, the ways in turn. Host: until a call returns that finds the GPU idle.",
-    "TFLOP/s: of 5 (4 m² n + 2 m³) operations a matrix, m ≤ n, whichever way is taken. Of a GEMM: of the speed of one "
-    "GEMM of PEAK × PEAK × PEAK in bf16, timed in the same process. Difference: relative, of the result from that of a "
-    "GEMM for each product.",
+    "TFLOP/s: of 5 (4 m² n + 2 m³) operations a matrix, m ≤ n, whichever way is taken. Of a GEMM: the share of the "
+    "speed of one bf16 GEMM of PEAK × PEAK × PEAK, timed in the same process. Difference: relative "
+    "distance of the result from that of a GEMM for each product.",
 ]
 STEPS, PEAK = 5, 8192
 
@@ -201,11 +201,7 @@ def main(argv: list[str] | None = None) -> None:
         size = SIZES[name]
         ways = measure(arguments, clock, size, stream)
         result["sizes"][name] = size._asdict() | {"flops": flops(size), "ways": ways}
-    result["libraries"] = report.loaded_libraries()
-    path = report.destination(result, arguments, "ways")
-    report.write(result, path, markdown(result))
-    print(markdown(result))
-    print(f"{path} and {path.with_suffix('.md')}")
+    report.finish(result, arguments, "ways", markdown)
 
 
 if __name__ == "__main__":

@@ -167,11 +167,7 @@ def main(argv=None):
     arguments = timing.parse_options(parser, argv)
     result = report.header("nvgpu_kernels", argv, DEFINITIONS)
     result["operations"] = measure(arguments, timing.make_clock(arguments))
-    result["libraries"] = report.loaded_libraries()
-    path = report.destination(result, arguments, "8b")
-    report.write(result, path, markdown(result))
-    print(markdown(result))
-    print(f"{path} and {path.with_suffix('.md')}")
+    report.finish(result, arguments, "8b", markdown)
 
 
 if __name__ == "__main__":

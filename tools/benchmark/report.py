@@ -119,6 +119,15 @@ def write(result, path, text=None):
     write_file("the table", path.with_suffix(".md"), text or markdown(result))
 
 
+def finish(result, arguments, what, table):
+    """Adds the loaded libraries, writes the result with table(result) to `destination`, and prints both."""
+    result["libraries"] = loaded_libraries()
+    path, text = destination(result, arguments, what), table(result)
+    write(result, path, text)
+    print(text)
+    print(f"{path} and {path.with_suffix('.md')}")
+
+
 def markdown(result):
     """The readable table of a result."""
     lines = heading("One decoder layer, forward + backward", result)

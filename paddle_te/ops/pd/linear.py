@@ -83,7 +83,7 @@ def _again(function: Callable[[Tensor], Tensor], x: Tensor, recompute: bool) -> 
 
 
 class _OfStored(PyLayer):
-    """Return function(x), one tensor or several; backward computes it again from what MXFP8 keeps of x."""
+    """function(x), one tensor or several, which backward computes again from what MXFP8 keeps of x."""
 
     @staticmethod
     def forward(

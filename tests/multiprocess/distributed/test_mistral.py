@@ -1,6 +1,6 @@
 """Mistral over two ranks of tensor parallelism trains as in one process.
 
-It has a sliding window and a forward of ours. Its class in PaddleNLP has no other parallelism beside sharding. Other
+It has a sliding window and a forward of ours. PaddleNLP's class supports no parallelism but this and sharding. Other
 families are in test_tied_embeddings.py and test_own_model.py.
 """
 

@@ -1,4 +1,4 @@
-"""paddle_te.optimizer.muon in one process: beside torch.optim.Muon, Paddle's AdamW, and itself resumed.
+"""A step of Muon in one process equals torch.optim.Muon's, and Paddle's AdamW elsewhere; a run resumes exactly.
 
 PADDLE_TE_HF_PYTHON names a Python that has torch 2.9 or later; without it this one is tried.
 """
