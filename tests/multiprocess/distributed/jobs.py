@@ -48,13 +48,13 @@ LAYOUTS = {
     ),
 }
 BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
-PARTS = {
+PARTS = {  # of a variant's name, after its backend, joined by "_"
     "bf16": BF16,
     "fp8": BF16 | dict(use_fp8=True, fp8_statistics=1),
     "dpa": dict(fp8_dpa=True, fp8_skip_layers="last:1"),
     # all decoder layers leave fp8 when the checkpoint is saved
     "head": dict(fp8_lm_head=True, fp8_statistics=2, fp8_fallback="bf16:relative_error=0.01"),
-    "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
+    "core": dict(recompute=True, recompute_granularity="core_attn"),
     "parts": dict(recompute=True, recompute_granularity="core_attn", recompute_modules=["layernorm", "mlp"]),
     "stored": dict(activation_func_fp8_input_store=True, recompute_modules=["layernorm", "mlp_act"]),
     "full": dict(recompute=True, recompute_granularity="full"),
@@ -72,6 +72,7 @@ PARTS = {
     "late": dict(optimizer_in_backward="last_norm", max_grad_norm=0.05),
     "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
     "smooth": dict(label_smoothing_factor=0.2),
+    "ring": {SEP: 1, CP: 2},  # in the processes of a layout with SEP 2: Fleet has the same group of ranks for both
     "frozen": dict(freeze=[r"embed_tokens|layers\.0\.", "norm"]),
 }
 STEPS, SAVED_STEP = 4, 2
@@ -87,12 +88,17 @@ class Run(NamedTuple):
 
 
 def variant(name, init):
-    """train.py's flags of a variant, such as te_fp8_full; init: `make_initial_weights`'."""
-    backend, *parts = name.split("_", 1)
+    """train.py's flags of a variant, such as te_fp8_full; init: `make_initial_weights`'.
+
+    A later part goes before an earlier one. Raises ValueError for a backend or a part that does not exist.
+    """
+    backend, *parts = name.split("_")
+    if unknown := sorted({backend} - BACKENDS.keys() | set(parts) - PARTS.keys()):
+        known = f"a name is one of {', '.join(BACKENDS)}, and then any of {', '.join(PARTS)}"
+        raise ValueError(f"variant {name!r}: unknown {', '.join(unknown)}; {known}")
     flags = dict(name=name, init=init, transformer_engine_backend=BACKENDS[backend])
-    for part, more in PARTS.items():
-        if parts and part in parts[0]:
-            flags |= more
+    for part in parts:
+        flags |= PARTS[part]
     return flags
 
 
@@ -145,14 +151,10 @@ def references(folder, layouts, initial_weights, environment):
 def check_layout(layout, folder, initial_weights, whole, environment):
     """Trains in a layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume).
 
-    Fleet has the same group of ranks for SEP and for ring attention, so that variants with "ring" in their name run in
-    the same processes. whole: `references`.
+    whole: `references`.
     """
     processes, flags, expected, resumed = layout
     made = variants([*expected], initial_weights, folder, resumed)
-    for each in made:
-        if "ring" in each["name"]:
-            each |= {SEP: 1, CP: flags[SEP]}
     runs = launch(folder, processes, flags, made, "nvgpu", environment | dict(EMULATED_TE="1"))
     for name, (reference, tolerances) in expected.items():
         check_same(runs[name], whole[reference], *tolerances)

@@ -17,10 +17,10 @@ LAYOUTS = {
         *jobs.LAYOUTS["sep2"],
         {
             "none": ("none", EXACT),
-            "pd_core_attn": ("pd", EXACT),
+            "pd_core": ("pd", EXACT),
             "pd_fused": ("pd", EXACT),
             "pd_packed": ("pd_packed", EXACT),
-            "pd_ring_core_attn": ("pd", EXACT),
+            "pd_ring_core": ("pd", EXACT),
             "te_fp8_dpa_full": ("te_fp8_dpa", FP8),
             "te_fp8_ring_full": ("te_fp8", FP8),
         },

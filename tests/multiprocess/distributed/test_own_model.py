@@ -36,7 +36,7 @@ LAYOUTS = {
         {jobs.TP: 2, jobs.PP: 2, "sequence_parallel": "true"},
         {
             ("qwen3", "pd_tight"): ("pd_tight", EXACT),
-            ("qwen3", "te_fp8_head_wgrad"): ("te_fp8", FP8),
+            ("qwen3", "te_fp8_head"): ("te_fp8", FP8),
             ("phi3", "pd"): ("pd", EXACT),
             ("olmo2", "pd"): ("pd", EXACT),
             ("gemma2", "pd_fused"): ("pd", EXACT),
@@ -51,7 +51,7 @@ LAYOUTS = {
         {jobs.SEP: 2, jobs.SHARDING: 2, "sharding": "stage1"},
         {
             ("gemma3_text", "pd_packed"): ("pd_packed", EXACT),
-            ("qwen3", "pd_ring_core_attn_tight"): ("pd_tight", EXACT),
+            ("qwen3", "pd_ring_core_tight"): ("pd_tight", EXACT),
             ("glm4", "te_bf16_full"): ("te_bf16", BF16),
             ("olmo2", "te_bf16"): ("te_bf16", BF16),
         },
@@ -59,7 +59,7 @@ LAYOUTS = {
     "sharding2_overlap": (2, {jobs.SHARDING: 2} | STAGE2, {("phi3", "te_bf16"): ("te_bf16", BF16)}),
 }
 RESUMED = [
-    ("sp_tp2_pp2", "qwen3", "te_fp8_head_wgrad"),
+    ("sp_tp2_pp2", "qwen3", "te_fp8_head"),
     ("sep2_sharding1", "gemma3_text", "pd_packed"),
 ]
 # What goes on in another layout, with the optimizer's state: (family, variant, from, to)
@@ -69,9 +69,8 @@ CASES = [(layout, *case) for layout, (*_, expected) in LAYOUTS.items() for case 
 
 def named(family, variant, init, **flags):
     """train.py's flags of a variant."""
-    ring = {jobs.SEP: 1, jobs.CP: 2} if "ring" in variant else {}
     name = flags.get("name", variant)
-    return jobs.variant(variant, init[family]) | ring | flags | dict(name=f"{family}.{name}")
+    return jobs.variant(variant, init[family]) | flags | dict(name=f"{family}.{name}")
 
 
 def going_on(folder, family, name, init):

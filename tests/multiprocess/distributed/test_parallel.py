@@ -26,7 +26,7 @@ NONE_IN, NONE_BF16 = ("sp_tp2", "pp3_vp2", "sharding3", "tp2_pp2", "tp2_sharding
 FULL, FULL_IN = ("pd_full", "te_fp8_full"), ("tp2", "sp_tp2", "pp3_vp2", "sharding3")
 PARTS, PARTS_IN = ("pd_parts", "te_fp8_parts"), ("sp_tp2", "pp3_vp2", "sharding3")
 # attention in fp8, whose layers have no weights: in places of its own where ranks share scales, named in a pipeline
-ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
+ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core"], ("tp2", "pp2")
 # the head in fp8: of gathered tokens and a part of the vocabulary, on a stage of its own
 HEAD, HEAD_IN = "te_fp8_head", ("sp_tp2", "pp2")
 # the head's and the loss's places: after a gather, in a pipeline's loss function, without weights between calls
