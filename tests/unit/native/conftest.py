@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paddle_te.native import errors
-from tests.unit.native.casts_on_cpu import CastsOnCPU
+from tests.unit.native.cuda_on_cpu import OnCPU
 
 HERE = Path(__file__).parent
 
@@ -25,10 +25,16 @@ def gxx():
     return path
 
 
-@pytest.fixture(scope="module")
-def on_cpu(gxx, tmp_path_factory):
-    """The kernels that cast to fp8, compiled for the CPU."""
-    return CastsOnCPU(gxx, tmp_path_factory.mktemp)
+@pytest.fixture(scope="session")
+def kernels_on_cpu(gxx, tmp_path_factory):
+    return OnCPU(gxx, tmp_path_factory.mktemp)
+
+
+@pytest.fixture
+def on_cpu(kernels_on_cpu, monkeypatch):
+    """Stands for the extension and a stream: our kernels are compiled for the CPU and launched there."""
+    kernels_on_cpu.install(monkeypatch)
+    return kernels_on_cpu
 
 
 @pytest.fixture(scope="session")

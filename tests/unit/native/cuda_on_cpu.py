@@ -1,14 +1,20 @@
 """Kernels of paddle_te/native/kernels on threads of the CPU, by g++; without float16, whose casts are PTX."""
 
 import ctypes
+import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 
-from paddle_te.native import kernels
+import ml_dtypes
+import numpy as np
+
+from paddle_te.native import DType, kernels
 
 FOLDER = Path(kernels.__file__).parent
 SHARED = 48 << 10  # bytes of a block
+NUMPY = {DType.FLOAT32: np.float32, DType.BFLOAT16: ml_dtypes.bfloat16}
 
 # CUDA's language: one thread a CUDA thread, blocks one after another; and casts to bfloat16 and fp8, which are PTX too.
 HARNESS = r"""
@@ -151,36 +157,63 @@ static void run(void (*kernel)(P...), unsigned grid, unsigned block, const long 
 
 
 class OnCPU:
-    """Stands for the extension and its stream; `module.kernel` must return its arguments as a tuple."""
+    """Stands for the extension and its stream: launches on the CPU the kernels that paddle_te.native asks for.
+
+    A file is compiled once for each set of macros.
+    """
 
     capability = (9, 0)
 
-    def __init__(self, gxx, folder, file, **defines):
-        """file: in FOLDER; its last lines instantiate a macro for bfloat16, float16 and float, or it is compiled with
-        these `defines`."""
-        source = (FOLDER / file).read_text()
-        source = re.sub(r"^[A-Z_]+\((bfloat16|float16)\)$", "", source, flags=re.M)
-        dynamic = r"extern __shared__ (\S+) (\w+)\[\];"
-        memories = dict.fromkeys(re.findall(dynamic, source))
-        shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in memories)
-        source = re.sub(dynamic, r"extern \1 \2[];", source)
-        plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
-        names = dict.fromkeys(re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain))
-        code = HARNESS.replace("@KERNEL@", shared + source) + "".join(
-            f'extern "C" void launch_{kernel}(unsigned grid, unsigned block, const long long* a) '
-            f"{{ run({kernel}, grid, block, a); }}\n"
-            for kernel in (name + ("float" if typed else "") for name, typed in names)
-        )
-        (folder / "kernel.cpp").write_text(code)
-        # a kernel's shared memory is its library's own, and not that of another one with other macros
-        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-fno-gnu-unique"]
-        command = [gxx, *options, f"-I{FOLDER}"]
-        command += [f"-D{name}={value}" for name, value in defines.items()]
-        subprocess.run([*command, folder / "kernel.cpp", "-o", folder / "libkernel.so"], check=True)
-        self.file, self.library = file, ctypes.CDLL(str(folder / "libkernel.so"))
+    def __init__(self, gxx, new_folder):
+        self._library = functools.cache(lambda file, defines: compiled(gxx, new_folder("kernels"), file, dict(defines)))
+
+    def install(self, monkeypatch):
+        """Let all modules of paddle_te.native that launch kernels hand them over by their names."""
+        compile_for_gpu = kernels.kernel
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("paddle_te.native.") and getattr(module, "kernel", None) is compile_for_gpu:
+                monkeypatch.setattr(module, "kernel", lambda *key, **defines: (*key, defines))
 
     def launch(self, kernel, grid, block, shared_bytes, stream, *arguments):
-        name, file, capability = kernel
-        assert (file, capability) == (self.file, self.capability) and stream is self
+        name, file, capability, defines = kernel
+        assert capability == self.capability and stream is self
         assert shared_bytes <= SHARED
-        getattr(self.library, f"launch_{name}")(grid, block, (ctypes.c_longlong * len(arguments))(*map(int, arguments)))
+        name = "NAME" if name == defines.get("NAME") else name
+        function = getattr(self._library(file, tuple(defines.items())), f"launch_{name}")
+        function(grid, block, (ctypes.c_longlong * len(arguments))(*map(int, arguments)))
+
+
+def compiled(gxx, folder, file, defines):
+    """The library of a file in FOLDER, whose last lines instantiate a macro for bfloat16, float16 and float, or which
+    is compiled with these `defines`. Its launch_KERNEL(grid, block, arguments) runs a kernel."""
+    source = (FOLDER / file).read_text()
+    source = re.sub(r"^[A-Z_]+\((bfloat16|float16)\)$", "", source, flags=re.M)
+    dynamic = r"extern __shared__ (\S+) (\w+)\[\];"
+    memories = dict.fromkeys(re.findall(dynamic, source))
+    shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in memories)
+    source = re.sub(dynamic, r"extern \1 \2[];", source)
+    plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
+    names = dict.fromkeys(re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain))
+    code = HARNESS.replace("@KERNEL@", shared + source) + "".join(
+        f'extern "C" void launch_{kernel}(unsigned grid, unsigned block, const long long* a) '
+        f"{{ run({kernel}, grid, block, a); }}\n"
+        for kernel in (name + ("float" if typed else "") for name, typed in names)
+    )
+    (folder / "kernel.cpp").write_text(code)
+    # a kernel's shared memory is its library's own, and not that of another one with other macros
+    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-fno-gnu-unique", f"-I{FOLDER}"]
+    options += [f"-D{name}={value}" for name, value in defines.items()]
+    subprocess.run([gxx, *options, folder / "kernel.cpp", "-o", folder / "libkernel.so"], check=True)
+    return ctypes.CDLL(str(folder / "libkernel.so"))
+
+
+def address(array):
+    return array.ctypes.data
+
+
+def aligned(shape, dtype=np.float32):
+    """A poisoned array at an address of 16 bytes, as device memory is: NaN, or an integer's greatest bits."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(size + 16, 0xFF, np.uint8)
+    start = -address(memory) % 16
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, casts
-from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
+from tests.unit.native.casts_on_cpu import Output
+from tests.unit.native.cuda_on_cpu import NUMPY, aligned
 
 
 @pytest.mark.parametrize("shapes", [[(80, 144), (208, 64)], [(16, 16), (64, 272)]], ids=str)
 def test_two_matrices_by_one_kernel(monkeypatch, on_cpu, seed, shapes):
     """Each under its own scale, with its own amax; whose tiles are partly empty."""
-    on_cpu.install(monkeypatch)
     monkeypatch.setattr(casts, "CAST_TILING", casts.Tiling(64, 2, 1))
     random, calls, outputs = np.random.default_rng(seed), [], []
     for shape, scale in zip(shapes, (3, 0.5), strict=True):

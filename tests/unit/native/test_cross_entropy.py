@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, cross_entropy
-from tests.unit.native.cuda_on_cpu import OnCPU
-
-
-@pytest.fixture(scope="module")
-def cpu_kernel(gxx, tmp_path_factory):
-    return OnCPU(gxx, tmp_path_factory.mktemp("cross_entropy"), "cross_entropy.cu")
+from tests.unit.native.cuda_on_cpu import aligned
 
 
 @pytest.fixture
-def te(cpu_kernel, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "kernel", lambda *key: key)
+def te(on_cpu, monkeypatch):
     monkeypatch.setattr(cross_entropy, "_BLOCK", 16)  # threads of the CPU
-    return cpu_kernel
+    return on_cpu
 
 
 def reference(logits, labels, ignored):
@@ -33,17 +27,16 @@ def reference(logits, labels, ignored):
     return loss, gradient * np.where(no_word, np.nan, loss > 0)[:, None]
 
 
-def aligned(array):
-    memory = np.full(array.size + 4, np.nan, "float32")
-    start = -(memory.ctypes.data // 4) % 4
-    memory[start : start + array.size] = array.ravel()
-    return memory[start : start + array.size].reshape(array.shape)
+def copied(array):
+    copy = aligned(array.shape)
+    copy[:] = array
+    return copy
 
 
 def run(te, logits, labels, ranks=1, ignored=-100, dloss=None, in_place=True):
     """(loss, gradient), with the vocabulary over `ranks`; dloss [rows]: 1 for losses above 0 where it is None."""
     rows, columns = len(labels), logits.shape[1] // ranks
-    parts = [aligned(part) for part in np.split(logits, ranks, 1)]
+    parts = [copied(part) for part in np.split(logits, ranks, 1)]
     stats = np.full((ranks, 3, rows), np.nan, "float32")
     for rank, (part, numbers) in enumerate(zip(parts, stats, strict=True)):
         at = part.ctypes.data, labels.ctypes.data, numbers.ctypes.data
@@ -54,7 +47,7 @@ def run(te, logits, labels, ranks=1, ignored=-100, dloss=None, in_place=True):
     at = labels.ctypes.data, whole.ctypes.data, loss.ctypes.data
     cross_entropy.cross_entropy_loss(te, te, *at, rows, logits.shape[1], ignored)
     dloss = (loss > 0).astype("float32") if dloss is None else dloss
-    gradients = parts if in_place else [aligned(np.full_like(part, np.nan)) for part in parts]
+    gradients = parts if in_place else [aligned(part.shape) for part in parts]
     for rank, (part, gradient) in enumerate(zip(parts, gradients, strict=True)):
         at = (array.ctypes.data for array in (part, gradient, labels, whole, dloss))
         sizes = rows, columns, rank * columns, logits.shape[1]

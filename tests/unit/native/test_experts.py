@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, ScalingMode, TransformerEngineError, casts, experts
-from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
-from tests.unit.native.cuda_on_cpu import OnCPU
+from tests.unit.native.casts_on_cpu import Output
+from tests.unit.native.cuda_on_cpu import NUMPY, aligned
 
 BF16, F32, I64, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.INT64, DType.FLOAT8_E4M3
 STREAM, EXPERTS, ROWS, IN, OUT = 0x5000, 3, 40, 16, 24
@@ -154,11 +154,6 @@ def test_router_and_activation(fake):
     ]
 
 
-@pytest.fixture(scope="module")
-def cpu(gxx, tmp_path_factory):
-    return OnCPU(gxx, tmp_path_factory.mktemp("experts"), "experts.cu")
-
-
 def draw_map(seed, tokens, count):
     """A routing_map in which the second expert has no tokens."""
     chosen = np.random.default_rng(seed).random([tokens, count]) < 0.4
@@ -186,9 +181,8 @@ def rows_of(chosen, probs, multiple, rows):
 
 
 @pytest.fixture(params=[(50, 5, 1), (700, 3, 16), (3, 9, 128)], ids=str)
-def placed(request, cpu, seed, monkeypatch):
+def placed(request, on_cpu, seed, monkeypatch):
     """(chosen, probs, rows, multiple, what the kernels wrote)."""
-    monkeypatch.setattr(experts, "kernel", lambda *key: key)
     monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
     tokens, count, multiple = request.param
     chosen = draw_map(seed, tokens, count)
@@ -201,7 +195,7 @@ def placed(request, cpu, seed, monkeypatch):
     )
     places = experts.Places(*[a.ctypes.data for a in (counts, offsets, place, token_of, prob_of)])
     sizes = experts.Sizes(tokens, count, rows, multiple)
-    experts.place(cpu, cpu, chosen.ctypes.data, probs.ctypes.data, places, sizes, (8, 12, 5))
+    experts.place(on_cpu, on_cpu, chosen.ctypes.data, probs.ctypes.data, places, sizes, (8, 12, 5))
     return chosen, probs, sizes, places, (counts, offsets, place, token_of, prob_of)
 
 
@@ -215,19 +209,21 @@ def test_place(placed):
         assert (found == expected).all()
 
 
-def test_gather_and_combine(cpu, placed, seed):
+def test_gather_and_combine(on_cpu, placed, seed):
     chosen, _, sizes, places, (_, _, place, token_of, _) = placed
     random = np.random.default_rng(seed + 2)
     x = random.standard_normal([sizes.tokens, 12]).astype("float32")
     y = np.full([sizes.rows, 12], np.nan, "float32")
     rows = experts.Rows(x.ctypes.data, places.token_of, 0, sizes.tokens, sizes.experts, sizes.rows, 12)
-    experts.gather(cpu, cpu, rows, y.ctypes.data, F32)
+    experts.gather(on_cpu, on_cpu, rows, y.ctypes.data, F32)
     assert (y == np.concatenate([x, np.zeros([1, 12], "float32")])[token_of]).all()
     rows = random.standard_normal(y.shape).astype("float32")
     out = np.full_like(x, np.nan)
     for residual in (None, x):
         added = 0 if residual is None else residual.ctypes.data
-        experts.combine(cpu, cpu, rows.ctypes.data, chosen.ctypes.data, places, added, out.ctypes.data, sizes, 12, F32)
+        experts.combine(
+            on_cpu, on_cpu, rows.ctypes.data, chosen.ctypes.data, places, added, out.ctypes.data, sizes, 12, F32
+        )
         for token in range(sizes.tokens):
             total = np.zeros(12, "float32") if residual is None else residual[token].copy()
             for row in place[token][chosen[token]]:
@@ -235,11 +231,11 @@ def test_gather_and_combine(cpu, placed, seed):
             assert (out[token] == total).all()
 
 
-def test_gradients_of_probabilities(cpu, placed, seed):
+def test_gradients_of_probabilities(on_cpu, placed, seed):
     chosen, _, sizes, places, (_, _, place, *_) = placed
     of_rows = np.random.default_rng(seed + 3).standard_normal(sizes.rows).astype("float32")
     dprobs = np.full(chosen.shape, np.nan, "float32")
-    experts.scatter_probs(cpu, cpu, of_rows.ctypes.data, chosen.ctypes.data, places, dprobs.ctypes.data, sizes)
+    experts.scatter_probs(on_cpu, on_cpu, of_rows.ctypes.data, chosen.ctypes.data, places, dprobs.ctypes.data, sizes)
     assert (dprobs == np.where(chosen, of_rows[np.where(chosen, place, 0)], 0)).all()
 
 
@@ -259,32 +255,32 @@ def of_rows(placed, seed):
 
 
 @pytest.mark.parametrize("times_probs", [False, True])
-def test_biases_and_their_gradients(cpu, placed, of_rows, times_probs, monkeypatch):
+def test_biases_and_their_gradients(on_cpu, placed, of_rows, times_probs, monkeypatch):
     rows, values, expert_of, prob_of, bias, _ = of_rows
     address, factors = (placed[3].prob_of, prob_of[:, None]) if times_probs else (0, 1)
     y = np.full([rows.rows, rows.columns], np.nan, "float32")
     y[: len(values)] = values
-    experts.add_bias(cpu, cpu, rows._replace(x=y.ctypes.data, token_of=0), bias.ctypes.data, address, F32)
+    experts.add_bias(on_cpu, on_cpu, rows._replace(x=y.ctypes.data, token_of=0), bias.ctypes.data, address, F32)
     assert np.allclose(y[: len(values)], values + factors * bias[expert_of], atol=1e-6)
     assert np.isnan(y[len(values) :]).all()
     monkeypatch.setattr(experts, "_BLOCK", 64)  # two threads for a vector
     expected = np.stack([(factors * values)[expert_of == e].sum(0) for e in range(rows.experts)])
     for given in (rows, rows._replace(x=values.ctypes.data, token_of=0)):
         sums = np.full(bias.shape, np.nan, "float32")
-        experts.sum_rows(cpu, cpu, given, address, sums.ctypes.data, F32)
+        experts.sum_rows(on_cpu, on_cpu, given, address, sums.ctypes.data, F32)
         assert np.allclose(sums, expected, atol=1e-4)
 
 
-def test_what_comes_through_a_bias_to_the_probabilities(cpu, of_rows):
+def test_what_comes_through_a_bias_to_the_probabilities(on_cpu, of_rows):
     rows, values, expert_of, _, bias, _ = of_rows
     found = np.arange(rows.rows, dtype="float32")
     expected = found.copy()
     expected[: len(values)] += (values * bias[expert_of]).sum(1)
-    experts.add_bias_products(cpu, cpu, rows, bias.ctypes.data, found.ctypes.data, F32)
+    experts.add_bias_products(on_cpu, on_cpu, rows, bias.ctypes.data, found.ctypes.data, F32)
     assert np.allclose(found, expected, atol=1e-4)
 
 
-def test_gelu_times_the_probabilities(cpu, placed, seed):
+def test_gelu_times_the_probabilities(on_cpu, placed, seed):
     """Beside float64, with differences for the derivative. Padding becomes zeros, whatever is there."""
     *_, (_, _, _, _, prob_of) = placed
     rows, columns = len(prob_of), 20
@@ -295,9 +291,9 @@ def test_gelu_times_the_probabilities(cpu, placed, seed):
     y, dx = (np.full(x.shape, -7, "float32") for _ in range(2))
     dprob = np.full(rows, -7, "float32")
     address = placed[3].prob_of
-    experts.scaled_gelu(cpu, cpu, x.ctypes.data, address, y.ctypes.data, rows, columns, F32)
+    experts.scaled_gelu(on_cpu, on_cpu, x.ctypes.data, address, y.ctypes.data, rows, columns, F32)
     given = dy.ctypes.data, x.ctypes.data, address, dx.ctypes.data, dprob.ctypes.data
-    experts.scaled_dgelu(cpu, cpu, *given, rows, columns, F32)
+    experts.scaled_dgelu(on_cpu, on_cpu, *given, rows, columns, F32)
     probs = prob_of[real, None]
     assert np.allclose(y[real], probs * gelu(exact[real]), atol=1e-6)
     derivative = (gelu(exact[real] + step) - gelu(exact[real] - step)) / (2 * step)
@@ -306,19 +302,17 @@ def test_gelu_times_the_probabilities(cpu, placed, seed):
     assert not y[~real].any() and not dx[~real].any()
 
 
-def test_what_experts_without_rows_have_is_zeroed(cpu, monkeypatch):
-    monkeypatch.setattr(experts, "kernel", lambda *key: key)
+def test_what_experts_without_rows_have_is_zeroed(on_cpu, monkeypatch):
     monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
     counts, gradients = np.array([3, 0, 5, 0], "int64"), np.ones([4, 5000], "float32")
-    experts.zero_empty(cpu, cpu, gradients.ctypes.data, counts.ctypes.data, 4, 20000)
+    experts.zero_empty(on_cpu, on_cpu, gradients.ctypes.data, counts.ctypes.data, 4, 20000)
     assert (gradients == [[1], [0], [1], [0]]).all()
 
 
-def test_offsets(cpu, monkeypatch):
-    monkeypatch.setattr(experts, "kernel", lambda *key: key)
+def test_offsets(on_cpu, monkeypatch):
     monkeypatch.setattr(experts, "_BLOCK", 2)
     counts, found = np.array([3, 0, 5], "int64"), np.full([2, 4], -7, "int64")
-    experts.offsets(cpu, cpu, counts.ctypes.data, found[0].ctypes.data, found[1].ctypes.data, 3, 10, 2)
+    experts.offsets(on_cpu, on_cpu, counts.ctypes.data, found[0].ctypes.data, found[1].ctypes.data, 3, 10, 2)
     assert found.tolist() == [[0, 30, 30, 80], [0, 6, 6, 16]]
 
 
@@ -326,7 +320,6 @@ def test_offsets(cpu, monkeypatch):
 @pytest.mark.parametrize("gathers", [False, True])
 def test_cast_transpose(on_cpu, monkeypatch, seed, gathers, float8):
     """Ragged experts, some of them empty, whose rows do not fill the tiles; behind them nothing is touched."""
-    on_cpu.install(monkeypatch)
     monkeypatch.setattr(experts, "CAST_TILING", casts.Tiling(64, 2, 1))
     random, counts, columns, tokens, rows = np.random.default_rng(seed), [48, 0, 16, 80, 0], 144, 50, 176
     first = np.cumsum([0, *counts])
@@ -373,9 +366,8 @@ def activations(seed, counts, rows, columns):
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("columns", [64, 192])
-def test_activations_of_ragged_experts(on_cpu, cpu, monkeypatch, seed, gradient, columns):
+def test_activations_of_ragged_experts(on_cpu, monkeypatch, seed, gradient, columns):
     """Some experts are empty, rows do not fill the tiles; behind them nothing is touched."""
-    on_cpu.install(monkeypatch)
     for name in "SWIGLU_TILING", "DSWIGLU_TILING":
         monkeypatch.setattr(experts, name, casts.Tiling(64, 2, 1))
     counts, rows = [48, 0, 16, 80, 0], 176
@@ -390,8 +382,7 @@ def test_activations_of_ragged_experts(on_cpu, cpu, monkeypatch, seed, gradient,
         assert experts.shares_of_row(columns, BF16) == columns // 64
         shares, found = np.full((rows, columns // 64), np.nan, "float32"), np.full(rows, np.nan, "float32")
         experts.dswiglu_cast_transpose(on_cpu, on_cpu, dy.ctypes.data, *given, shares.ctypes.data, form)
-        monkeypatch.setattr(experts, "kernel", lambda *key: key)
-        experts.row_sums(cpu, cpu, shares.ctypes.data, found.ctypes.data, *shares.shape)
+        experts.row_sums(on_cpu, on_cpu, shares.ctypes.data, found.ctypes.data, *shares.shape)
         assert np.allclose(found[:used], dprob, atol=1e-4 * np.abs(dprob).max())
     else:
         experts.swiglu_cast_transpose(on_cpu, on_cpu, *given, form)
@@ -410,7 +401,6 @@ def test_columns_that_tiles_do_not_divide_have_no_shares():
 
 
 def test_cast_transpose_of_weights(on_cpu, monkeypatch, seed):
-    on_cpu.install(monkeypatch)
     monkeypatch.setattr(experts, "CAST_TILING", casts.Tiling(64, 2, 1))
     source, scale_inv = aligned((3 * 48, 80), NUMPY[BF16]), np.zeros(3, "float32")
     source[:] = np.random.default_rng(seed).standard_normal(source.shape)

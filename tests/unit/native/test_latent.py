@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, latent, rope
-from tests.unit.native.cuda_on_cpu import OnCPU
-from tests.unit.native.test_rope import address, aligned, rotated
+from tests.unit.native.cuda_on_cpu import address, aligned
+from tests.unit.native.rotations import draw_angles, rotated
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["halves", "interleaved"])
@@ -13,28 +13,11 @@ def interleaved(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def cpu_kernel(gxx, tmp_path_factory, interleaved):
-    return OnCPU(gxx, tmp_path_factory.mktemp("latent"), "latent.cu", INTERLEAVED=int(interleaved))
-
-
-@pytest.fixture
-def te(cpu_kernel, monkeypatch, interleaved):
-    def kernel(*key, INTERLEAVED):
-        assert INTERLEAVED == interleaved
-        return key
-
-    monkeypatch.setattr(latent, "kernel", kernel)
-    return cpu_kernel
-
-
 @pytest.fixture(params=[(2, 5, 4, 16, 8, 12, 1.0), (1, 3, 20, 128, 64, 128, 1.25), (1, 2, 3, 4, 40, 8, 1.0)])
 def case(request, seed, interleaved):
     b, s, heads, plain, turned, value, factor = request.param
     random = np.random.default_rng(seed)
-    half = random.uniform(-50, 50, (s, turned // 2)).astype("float32")
-    angles = aligned((s, turned))
-    angles[:] = np.concatenate([half, half], axis=1)
+    angles = draw_angles(random, s, turned)
     sizes = latent.Latent(b * s, s, heads, plain, turned, value, DType.FLOAT32, interleaved, factor)
     key = (b, s, heads, plain + turned)
     shapes = [key, (b, s, heads, plain + value), (b, s, 1, turned)], [key, key, (b, s, heads, value)]
@@ -44,12 +27,14 @@ def case(request, seed, interleaved):
     return inputs, results, angles, sizes
 
 
-def test_forward(te, case):
+def test_forward(on_cpu, case):
     (q, kv, position), results, angles, sizes = case
     turn = rope.Turn(sizes.turned, sizes.interleaved, sizes.factor)
     plain, value = sizes.plain, sizes.value
     found = [aligned(each.shape) for each in results]
-    latent.forward(te, te, tuple(map(address, (q, kv, position))), tuple(map(address, found)), address(angles), sizes)
+    latent.forward(
+        on_cpu, on_cpu, tuple(map(address, (q, kv, position))), tuple(map(address, found)), address(angles), sizes
+    )
     np.testing.assert_array_equal(found[0][..., :plain], q[..., :plain])
     np.testing.assert_array_equal(found[1][..., :plain], kv[..., :plain])
     np.testing.assert_array_equal(found[2], kv[..., plain : plain + value])
@@ -58,12 +43,14 @@ def test_forward(te, case):
     np.testing.assert_allclose(found[1][..., plain:], shared, atol=1e-5)
 
 
-def test_backward(te, case):
+def test_backward(on_cpu, case):
     """The transpose of forward: the heads' gradients of what they share are added up."""
     inputs, (dq, dk, dv), angles, sizes = case
     turn, plain = rope.Turn(sizes.turned, sizes.interleaved, sizes.factor), sizes.plain
     found = [aligned(each.shape) for each in inputs]
-    latent.backward(te, te, tuple(map(address, (dq, dk, dv))), tuple(map(address, found)), address(angles), sizes)
+    latent.backward(
+        on_cpu, on_cpu, tuple(map(address, (dq, dk, dv))), tuple(map(address, found)), address(angles), sizes
+    )
     np.testing.assert_array_equal(found[0][..., :plain], dq[..., :plain])
     np.testing.assert_allclose(found[0][..., plain:], rotated(dq[..., plain:], angles, -1, turn), atol=1e-5)
     np.testing.assert_array_equal(found[1], np.concatenate([dk[..., :plain], dv], -1))

@@ -5,20 +5,13 @@ import pytest
 
 from paddle_te.native import DType, low_rank
 from paddle_te.native.low_rank import Part, Sizes
-from tests.unit.native.cuda_on_cpu import OnCPU
 
 FACTOR = 0.3
 
 
-@pytest.fixture(scope="module")
-def cpu_kernel(gxx, tmp_path_factory):
-    return OnCPU(gxx, tmp_path_factory.mktemp("low_rank"), "low_rank.cu")
-
-
 @pytest.fixture(params=[(1, (5,)), (3, (4, None, 7)), (2, (6, 5, 4)), (8, (3, 3))], ids=str)
-def case(request, seed, monkeypatch):
+def case(request, seed):
     """(Sizes, [(A, B, first column)] of the parts that are there)."""
-    monkeypatch.setattr(low_rank, "kernel", lambda *key: key)
     random, inputs, (r, part_sizes) = np.random.default_rng(seed), 9, request.param
     parts, start = [], 0
     for size in part_sizes:
@@ -34,7 +27,7 @@ def launch(function, te, parts, a, b, sizes):
     function(te, te, parts, a.ctypes.data, b.ctypes.data, sizes, FACTOR, DType.FLOAT32)
 
 
-def test_pack(cpu_kernel, case):
+def test_pack(on_cpu, case):
     """Each factor in its place, zeros elsewhere, nothing behind them."""
     sizes, parts = case
     assert sizes.width % 8 == 0 and 0 <= sizes.width - sizes.r * len(parts) < 8
@@ -42,7 +35,7 @@ def test_pack(cpu_kernel, case):
         np.full((sizes.inputs + 1, sizes.width), 7, "float32"),
         np.full((sizes.width + 1, sizes.outputs), 7, "float32"),
     )
-    launch(low_rank.pack, cpu_kernel, parts, a, b, sizes)
+    launch(low_rank.pack, on_cpu, parts, a, b, sizes)
     want_a, want_b = np.zeros_like(a[:-1]), np.zeros_like(b[:-1])
     for i, (x, y, start) in enumerate(parts):
         rows = slice(i * sizes.r, (i + 1) * sizes.r)
@@ -50,7 +43,7 @@ def test_pack(cpu_kernel, case):
     assert (a[:-1] == want_a).all() and (b[:-1] == want_b).all() and (a[-1] == 7).all() and (b[-1] == 7).all()
 
 
-def test_unpack(cpu_kernel, case, seed):
+def test_unpack(on_cpu, case, seed):
     """The adjoint of pack: the same sum of products."""
     sizes, parts = case
     random = np.random.default_rng([seed, 1])
@@ -58,17 +51,17 @@ def test_unpack(cpu_kernel, case, seed):
         (sizes.inputs, sizes.width), (sizes.width, sizes.outputs)
     ))  # fmt: skip
     gradients = [(np.full_like(x, np.nan), np.full_like(y, np.nan), start) for x, y, start in parts]
-    launch(low_rank.unpack, cpu_kernel, gradients, da, db, sizes)
+    launch(low_rank.unpack, on_cpu, gradients, da, db, sizes)
     for i, (dx, dy, start) in enumerate(gradients):
         rows = slice(i * sizes.r, (i + 1) * sizes.r)
         assert (dx == da[:, rows]).all()
         assert (dy == np.float32(FACTOR) * db[rows, start : start + dy.shape[1]]).all()
 
 
-def test_a_gradient_that_is_not_wanted(cpu_kernel, case):
+def test_a_gradient_that_is_not_wanted(on_cpu, case):
     sizes, parts = case
     da, db = np.ones((sizes.inputs, sizes.width), "float32"), np.ones((sizes.width, sizes.outputs), "float32")
     of_b = np.full_like(parts[0][1], np.nan)
     part = Part(0, of_b.ctypes.data, parts[0][2], of_b.shape[1])
-    low_rank.unpack(cpu_kernel, cpu_kernel, [part], da.ctypes.data, db.ctypes.data, sizes, FACTOR, DType.FLOAT32)
+    low_rank.unpack(on_cpu, on_cpu, [part], da.ctypes.data, db.ctypes.data, sizes, FACTOR, DType.FLOAT32)
     assert (of_b == np.float32(FACTOR)).all()

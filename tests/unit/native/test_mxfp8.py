@@ -6,21 +6,15 @@ import pytest
 
 from paddle_te.fp8.emulation import rounded_to_mxfp8
 from paddle_te.native import DType, casts, mxfp8, swiglu
-from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
-from tests.unit.native.cuda_on_cpu import OnCPU
+from tests.unit.native.casts_on_cpu import Output
+from tests.unit.native.cuda_on_cpu import NUMPY, aligned
 from tests.unit.native.test_swiglu import SMALL, expected, inputs
 
 BF16, E4M3 = DType.BFLOAT16, DType.FLOAT8_E4M3
 
 
-@pytest.fixture(scope="module")
-def cpu_kernel(gxx, tmp_path_factory):
-    return OnCPU(gxx, tmp_path_factory.mktemp("mxfp8"), "mxfp8.cu", ELEMENT="bfloat16")
-
-
 @pytest.fixture
 def te(monkeypatch, on_cpu):
-    on_cpu.install(monkeypatch)
     for function in swiglu.TILINGS:
         monkeypatch.setitem(swiglu.TILINGS, function, SMALL)
     return on_cpu
@@ -48,18 +42,17 @@ def kept(x):
     return rounded_to_mxfp8(paddle.to_tensor(x.astype(np.float32)).astype("bfloat16")).astype("float32").numpy()
 
 
-def test_store_and_restore(cpu_kernel, monkeypatch, seed):
+def test_store_and_restore(on_cpu, seed):
     """Of all magnitudes; the last block of threads is not full. The greatest number of a block loses at most a
     sixteenth, and a number that is not finite makes its block so."""
-    monkeypatch.setattr(mxfp8, "kernel", lambda *key, **_: key)
     random = np.random.default_rng(seed)
     x = aligned((65, 32), NUMPY[BF16])
     powers = random.integers(-90, 100, (65, 1)) + random.integers(-9, 1, (65, 32))
     x[:] = random.standard_normal((65, 32)) * np.exp2(powers)
     x[0], x[1], x[2] = 0, 448, 450  # no scale, the greatest number, and one that a scale of 1 would not hold
     memory, back = stored(x.shape), aligned(x.shape, NUMPY[BF16])
-    mxfp8.store(cpu_kernel, cpu_kernel, x.ctypes.data, memory.ctypes.data, x.size, BF16)
-    mxfp8.restore(cpu_kernel, cpu_kernel, memory.ctypes.data, back.ctypes.data, x.size, BF16)
+    mxfp8.store(on_cpu, on_cpu, x.ctypes.data, memory.ctypes.data, x.size, BF16)
+    mxfp8.restore(on_cpu, on_cpu, memory.ctypes.data, back.ctypes.data, x.size, BF16)
     back = back.astype(np.float32)
     np.testing.assert_array_equal(back, kept(x))
     np.testing.assert_array_equal(back, numbers_of(memory).reshape(x.shape))
@@ -68,9 +61,9 @@ def test_store_and_restore(cpu_kernel, monkeypatch, seed):
 
     for wrong in (np.nan, np.inf):
         x[3, 17] = wrong
-        mxfp8.store(cpu_kernel, cpu_kernel, x.ctypes.data, memory.ctypes.data, x.size, BF16)
+        mxfp8.store(on_cpu, on_cpu, x.ctypes.data, memory.ctypes.data, x.size, BF16)
         again = aligned(x.shape, NUMPY[BF16])
-        mxfp8.restore(cpu_kernel, cpu_kernel, memory.ctypes.data, again.ctypes.data, x.size, BF16)
+        mxfp8.restore(on_cpu, on_cpu, memory.ctypes.data, again.ctypes.data, x.size, BF16)
         assert not np.isfinite(again[3].astype(np.float32)).any() and np.isnan(kept(x)[3]).all()
         np.testing.assert_array_equal(np.delete(again.astype(np.float32), 3, 0), np.delete(back, 3, 0))
 

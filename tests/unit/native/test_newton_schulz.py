@@ -4,21 +4,9 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, newton_schulz
-from tests.unit.native.casts_on_cpu import aligned
-from tests.unit.native.cuda_on_cpu import OnCPU
+from tests.unit.native.cuda_on_cpu import aligned
 
 TILE = newton_schulz.TILE
-
-
-@pytest.fixture(scope="module")
-def cpu_kernels(gxx, tmp_path_factory):
-    return OnCPU(gxx, tmp_path_factory.mktemp("newton_schulz"), "newton_schulz.cu")
-
-
-@pytest.fixture
-def on_cpu(cpu_kernels, monkeypatch):
-    monkeypatch.setattr(newton_schulz, "kernel", lambda *key: key)
-    return cpu_kernels
 
 
 @pytest.mark.parametrize("size", [4, 1023, 1024, 4500])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, qk_norm, rope
-from tests.unit.native.cuda_on_cpu import OnCPU
-from tests.unit.native.test_rope import address, aligned, rotated, split
+from tests.unit.native.cuda_on_cpu import address, aligned
+from tests.unit.native.rotations import draw_angles, rotated, split
 
 EPSILON = 1e-3
 
@@ -18,15 +18,8 @@ def options(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def on_cpu(gxx, tmp_path_factory, options):
-    defines = dict(zip(("INTERLEAVED", "OVER_ALL"), options, strict=True))
-    return OnCPU(gxx, tmp_path_factory.mktemp("qk_norm"), "qk_norm.cu", **defines)
-
-
 @pytest.fixture
 def te(on_cpu, monkeypatch):
-    monkeypatch.setattr(qk_norm, "kernel", lambda *key, **_: key)
     monkeypatch.setattr(qk_norm, "_BLOCKS", 3)  # fewer than there are tokens in some cases
     return on_cpu
 
@@ -39,9 +32,8 @@ def case(request, seed, options):
     b, s, heads, kv_heads, d, *part = request.param
     random = np.random.default_rng(seed)
     turn = rope.Turn(*part[:1] or [None], bool(options[0]), *part[1:])
-    half = random.uniform(-50, 50, (s, (turn.width or d) // 2)).astype("float32")
-    angles, qkv = aligned((s, turn.width or d)), aligned((b, s, heads + 2 * kv_heads, d))
-    angles[:], qkv[:] = np.concatenate([half, half], axis=1), random.standard_normal(qkv.shape)
+    angles, qkv = draw_angles(random, s, turn.width or d), aligned((b, s, heads + 2 * kv_heads, d))
+    qkv[:] = random.standard_normal(qkv.shape)
     weights = [aligned((n, d) if options[1] else (d,)) for n in (heads, kv_heads)]
     for weight in weights:
         weight[:] = random.uniform(0.5, 1.5, weight.shape)

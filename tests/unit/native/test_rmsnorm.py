@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, casts, rmsnorm
-from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
+from tests.unit.native.casts_on_cpu import Output
+from tests.unit.native.cuda_on_cpu import NUMPY, address, aligned
 
 EPSILON = 1e-3
 
 
 @pytest.fixture
 def te(monkeypatch, on_cpu):
-    on_cpu.install(monkeypatch)
-    monkeypatch.setattr(rmsnorm, "kernel", casts.kernel)
     monkeypatch.setattr(rmsnorm, "CAST_TILING", casts.Tiling(64, 2, 1))
     return on_cpu
 
@@ -24,10 +23,6 @@ def inputs(seed, rows, hidden, mean=0):
         arrays.append(aligned(shape, NUMPY[DType.BFLOAT16]))
         arrays[-1][:] = random.standard_normal(shape) * np.exp2(random.integers(-4, 4, shape)) + mean
     return arrays
-
-
-def address(array):
-    return array.ctypes.data
 
 
 def run_statistics(te, x, gamma, amax=0, zero_centered=False, copy=0):

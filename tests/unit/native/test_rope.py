@@ -4,41 +4,13 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, rope
-from tests.unit.native.cuda_on_cpu import OnCPU
+from tests.unit.native.cuda_on_cpu import address, aligned
+from tests.unit.native.rotations import draw_angles, rotated, split
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["halves", "interleaved"])
 def interleaved(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def cpu_kernel(gxx, tmp_path_factory, interleaved):
-    return OnCPU(gxx, tmp_path_factory.mktemp("rope"), "rope.cu", INTERLEAVED=int(interleaved))
-
-
-def address(array):
-    return array.ctypes.data
-
-
-def aligned(shape):
-    """A poisoned float32 array at a 16-byte aligned address, as device memory is."""
-    size = int(np.prod(shape))
-    memory = np.full(size + 4, np.nan, "float32")
-    start = -(address(memory) // 4) % 4
-    return memory[start : start + size].reshape(shape)
-
-
-def rotated(x, angles, sign, turn):
-    """x: [b, s, h, d]; angles: [s, numbers that are turned], of which the first half is read. In float64."""
-    width = angles.shape[1]
-    interleaved = turn.interleaved
-    turns = turn.factor * np.exp(1j * sign * angles[:, : width // 2].astype("float64"))[:, None]
-    pairs = x[..., :width].reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1))).astype("float64")
-    first, second = np.moveaxis(pairs, -1 if interleaved else -2, 0)
-    turned = (first + 1j * second) * turns
-    turned = np.stack([turned.real, turned.imag], -1 if interleaved else -2).reshape(*x.shape[:-1], width)
-    return np.concatenate([turned, x[..., width:]], -1)
 
 
 @pytest.fixture(
@@ -47,55 +19,39 @@ def rotated(x, angles, sign, turn):
 def case(request, seed, interleaved):
     b, s, heads, kv_heads, d, *part = request.param
     random, turn = np.random.default_rng(seed), rope.Turn(*part[:1] or [None], interleaved, *part[1:])
-    half = random.uniform(-50, 50, (s, (turn.width or d) // 2)).astype("float32")
-    angles = aligned((s, turn.width or d))
-    angles[:] = np.concatenate([half, half], axis=1)
+    angles = draw_angles(random, s, turn.width or d)
     qkv = aligned((b, s, heads + 2 * kv_heads, d))
     qkv[:] = random.standard_normal(qkv.shape)
     return qkv, angles, rope.Geometry(b * s, s, heads, kv_heads, d, DType.FLOAT32, turn)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2)])
-def test_without_angles_all_stays_as_it_is(te, seed, heads, kv_heads, interleaved):
+def test_without_angles_all_stays_as_it_is(on_cpu, seed, heads, kv_heads, interleaved):
     geometry = rope.Geometry(6, 3, heads, kv_heads, 16, DType.FLOAT32, rope.Turn(interleaved=interleaved))
     shape = (2, 3, heads + 2 * kv_heads, 16)
     qkv, merged = aligned(shape), aligned(shape)
     qkv[:] = np.random.default_rng(seed).standard_normal(shape)
     parts = [aligned((2, 3, n, 16)) for n in (heads, kv_heads, kv_heads)]
     apart = tuple(map(address, parts))
-    rope.rotate(te, te, address(qkv), apart, 0, geometry)
+    rope.rotate(on_cpu, on_cpu, address(qkv), apart, 0, geometry)
     for part, want in zip(parts, split(qkv, heads, kv_heads), strict=True):
         assert (part == want).all()
-    rope.rotate(te, te, apart, address(merged), 0, geometry, True)
+    rope.rotate(on_cpu, on_cpu, apart, address(merged), 0, geometry, True)
     assert (merged == qkv).all()
 
 
-@pytest.fixture
-def te(cpu_kernel, monkeypatch, interleaved):
-    def kernel(*key, INTERLEAVED):
-        assert INTERLEAVED == interleaved
-        return key
-
-    monkeypatch.setattr(rope, "kernel", kernel)
-    return cpu_kernel
-
-
-def split(x, heads, kv_heads):
-    return np.split(x, [heads, heads + kv_heads], axis=2)
-
-
-def test_split(te, case):
+def test_split(on_cpu, case):
     qkv, angles, geometry = case
     _, _, heads, kv_heads, _, _, turn = geometry
     q, k, v = (aligned(part.shape) for part in split(qkv, heads, kv_heads))
-    rope.rotate(te, te, address(qkv), (address(q), address(k), address(v)), address(angles), geometry)
+    rope.rotate(on_cpu, on_cpu, address(qkv), (address(q), address(k), address(v)), address(angles), geometry)
     want_q, want_k, want_v = split(qkv, heads, kv_heads)
     np.testing.assert_allclose(q, rotated(want_q, angles, 1, turn), atol=1e-5)
     np.testing.assert_allclose(k, rotated(want_k, angles, 1, turn), atol=1e-5)
     np.testing.assert_array_equal(v, want_v)
 
 
-def test_merge(te, case):
+def test_merge(on_cpu, case):
     """The backward of split: its transpose, so a rotation by the opposite angle."""
     packed, angles, geometry = case
     _, _, heads, kv_heads, _, _, turn = geometry
@@ -104,7 +60,7 @@ def test_merge(te, case):
         grads.append(aligned(part.shape))
         grads[-1][:] = part
     dqkv = aligned(packed.shape)
-    rope.rotate(te, te, tuple(map(address, grads)), address(dqkv), address(angles), geometry, True)
+    rope.rotate(on_cpu, on_cpu, tuple(map(address, grads)), address(dqkv), address(angles), geometry, True)
     dq, dk, dv = split(dqkv, heads, kv_heads)
     np.testing.assert_allclose(dq, rotated(grads[0], angles, -1, turn), atol=1e-5)
     np.testing.assert_allclose(dk, rotated(grads[1], angles, -1, turn), atol=1e-5)
@@ -112,11 +68,11 @@ def test_merge(te, case):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_in_place(te, case, backward):
+def test_in_place(on_cpu, case, backward):
     qkv, angles, geometry = case
     _, _, heads, kv_heads, _, _, turn = geometry
     before = split(qkv.copy(), heads, kv_heads)
-    rope.rotate(te, te, address(qkv), address(qkv), address(angles), geometry, backward)
+    rope.rotate(on_cpu, on_cpu, address(qkv), address(qkv), address(angles), geometry, backward)
     q, k, v = split(qkv, heads, kv_heads)
     sign = -1 if backward else 1
     np.testing.assert_allclose(q, rotated(before[0], angles, sign, turn), atol=1e-5)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, qk_norm, rope, rotation_cast
-from tests.unit.native.cuda_on_cpu import OnCPU
-from tests.unit.native.test_rope import address, aligned, rotated, split
+from tests.unit.native.cuda_on_cpu import address, aligned
+from tests.unit.native.rotations import draw_angles, rotated, split
 
 EPSILON = 1e-3
 
@@ -16,12 +16,6 @@ def options(request):
     return request.param
 
 
-@pytest.fixture
-def te(gxx, tmp_path, options, monkeypatch):
-    monkeypatch.setattr(rotation_cast, "kernel", lambda *key, **_: key)
-    return OnCPU(gxx, tmp_path, "rotation_cast.cu", INTERLEAVED=options[0], OVER_ALL=0, NORM=options[1])
-
-
 def e4m3_of(codes):
     """The numbers of bytes."""
     sign, exponent, mantissa = codes >> 7, codes >> 3 & 15, codes & 7
@@ -30,12 +24,11 @@ def e4m3_of(codes):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_it_casts_what_the_others_write(te, seed, options, packed):
+def test_it_casts_what_the_others_write(on_cpu, seed, options, packed):
     b, s, heads, kv_heads, d, width = 2, 5, 6, 2, 32, 24
     random, turn = np.random.default_rng(seed), rope.Turn(width, bool(options[0]), 1.25)
-    half = random.uniform(-50, 50, (s, width // 2)).astype("float32")
-    angles, qkv = aligned((s, width)), aligned((b, s, heads + 2 * kv_heads, d))
-    angles[:], qkv[:] = np.concatenate([half, half], axis=1), random.standard_normal(qkv.shape)
+    angles, qkv = draw_angles(random, s, width), aligned((b, s, heads + 2 * kv_heads, d))
+    qkv[:] = random.standard_normal(qkv.shape)
     weights = [aligned((d,)) for _ in range(2)]
     for weight in weights:
         weight[:] = random.uniform(0.5, 1.5, d)
@@ -48,7 +41,7 @@ def test_it_casts_what_the_others_write(te, seed, options, packed):
     places = *(address(codes) + int(start) for start in starts), (sum(sizes),) * 3 if packed else tuple(sizes)
     target = rotation_cast.Float8Heads(*places, *map(address, factors))
     geometry = rope.Geometry(b * s, s, heads, kv_heads, d, DType.FLOAT32, turn)
-    rotation_cast.rotation_cast(te, te, address(qkv), target, norm, address(angles), geometry)
+    rotation_cast.rotation_cast(on_cpu, on_cpu, address(qkv), target, norm, address(angles), geometry)
 
     if packed:
         got = np.split(codes.reshape(b * s, -1), np.cumsum(sizes)[:2], 1)

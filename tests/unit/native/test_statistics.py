@@ -5,7 +5,8 @@ import pytest
 
 from paddle_te.fp8.statistics import AMAX, ERROR, SCALE, SCALE_INV, counted
 from paddle_te.native import DType, casts, experts, rmsnorm, statistics, swiglu
-from tests.unit.native.casts_on_cpu import FLOAT8, NUMPY, Output, aligned
+from tests.unit.native.casts_on_cpu import FLOAT8, Output
+from tests.unit.native.cuda_on_cpu import NUMPY, aligned
 from tests.unit.native.test_swiglu import expected, inputs
 
 BF16, E4M3, E5M2 = DType.BFLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2
@@ -13,7 +14,6 @@ BF16, E4M3, E5M2 = DType.BFLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2
 
 @pytest.fixture
 def te(monkeypatch, on_cpu):
-    on_cpu.install(monkeypatch)
     small = casts.Tiling(64, 2, 1)
     monkeypatch.setattr(casts, "CAST_TILING", small)
     monkeypatch.setitem(swiglu.TILINGS, "DSwiGLU", small)
@@ -31,7 +31,9 @@ def drawn(random, shape):
 
 
 def new_record():
-    return aligned((7,), np.int64)
+    record = aligned((7,), np.int64)
+    record[:] = 0
+    return record
 
 
 def check(record, values, scale, float8):
