@@ -439,6 +439,11 @@ def _shards(job: Job, *stages: int) -> bool:
 
 
 _SHARDED_PIPELINE = "x4 --sharding_parallel_degree 2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 2"
+def _counts_tied_twice(job: Job) -> bool:
+    """Return whether Paddle would clip by a norm that counts embeddings on two stages twice."""
+    return bool(job.pp > 1 and job.model and job.model.tied and "split_param" in job.sharding_parallel_config)
+
+
 LAYOUT_RULES = (
     Rule(
         _does_not_divide,
@@ -621,7 +626,7 @@ LAYOUT_RULES = (
         "x4 --pipeline_parallel_degree 4 --gradient_accumulation_steps 4",
     ),
     Rule(
-        lambda job: job.pp > 1 and job.model and job.model.tied and "split_param" in job.sharding_parallel_config,
+        lambda job: job.ep == 1 and _counts_tied_twice(job),
         "{sharding_parallel_config} with {pipeline_parallel_degree}: Paddle would count the tied embeddings of "
         "{model_name_or_path:value} twice when it clips",
         "leave split_param out",
@@ -829,6 +834,15 @@ EXPERT_RULES = (
         "gradients of different experts",
         "",
         f"x2 {_DIVIDED} --sharding_parallel_config enable_stage1_broadcast_overlap",
+    ),
+    _divided(
+        _counts_tied_twice,
+        "with {pipeline_parallel_degree}: it needs split_param, with which Paddle would count the tied embeddings of "
+        "{model_name_or_path:value} twice when it clips",
+        ONE,
+        f"x4 {_DIVIDED} --pipeline_parallel_degree 2 --gradient_accumulation_steps 2 --model_name_or_path "
+        "glam-126m-64e",
+        f"x4 {_DIVIDED} --pipeline_parallel_degree 2 --gradient_accumulation_steps 2",
     ),
     _divided(
         lambda job: "fus" in job.sharding_parallel_config,

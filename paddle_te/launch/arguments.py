@@ -12,7 +12,7 @@ from typing import NoReturn
 from paddle_te.host import HOSTS
 from paddle_te.launch import JobModule, run_files
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options.launcher import AUTO, FALLBACKS, VARIABLES
+from paddle_te.options.launcher import AUTO, COMBINED, FALLBACKS, VARIABLES
 from paddle_te.options.removed import check_removed
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of installed packages
@@ -37,11 +37,12 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
         elif not word.startswith("--"):
             positional.append(word)
         elif name not in known:
-            remedy = f"EXTRA_ARGS takes {script_of(job)}'s flags"
+            here = name_here(job, name[2:])
+            remedy = f"here it is --{here}" if here else f"EXTRA_ARGS takes {script_of(job)}'s flags"
             raise LaunchError(f"unknown argument {word}: {remedy}; --help lists them all")
         elif equals:
             options.append(word)
-        elif (value := next(rest, None)) is None or value.startswith("--"):
+        elif (value := next(rest, None)) is None or value.startswith("--") and name != "--EXTRA_ARGS":
             raise LaunchError(f"{name}: its value is missing; write {name}=VALUE or {name} VALUE")
         else:
             options.append(f"{name}={value}")
@@ -50,6 +51,13 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
             f"too many arguments: {len(positional)} given, at most {len(names)} (the last is {names[-1]})"
         )
     return options + [f"--{name}={value}" for name, value in zip(names, positional, strict=False) if value]
+
+
+def name_here(job: JobModule, name: str) -> str:
+    """Return the launcher's name of a script's flag, or of a name in other letters; "" where it has none."""
+    options, asked = (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES), name.replace("-", "_")
+    names = [each.name for each in options if asked == each.flag or asked.lower() == each.name.lower()]
+    return next(iter(names + [argument for argument, flags in COMBINED.items() if asked in flags]), "")
 
 
 def name_of(job: JobModule) -> str:

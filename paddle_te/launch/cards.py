@@ -89,7 +89,7 @@ def _what_fits(args: argparse.Namespace, model: Model, layout: Job, card: Gpu) -
 def _changes(args: argparse.Namespace, plan: Plan) -> str:
     """A plan's layout as the arguments that differ from the job's, with its memory."""
     given = vars(args) | ({"OVERLAP": False} if getattr(args, "OVERLAP", None) == "auto" else {})
-    values = {"OVERLAP": False} | launcher_arguments(plan.layout)
+    values = {"OVERLAP": False, "EP": 1} | launcher_arguments(plan.layout)
     words = [f"{name}={str(value).lower()}" for name, value in values.items() if given.get(name, value) != value]
     if extra := extra_arguments(plan.layout):
         words.append(f"EXTRA_ARGS='{extra}'")

@@ -117,7 +117,7 @@ def _pairs(words: list[str]) -> dict[str, Any]:
         if not name.startswith("--"):
             raise LaunchError(f"{name}: after a run file, arguments are written as --NAME VALUE")
         if not equals:
-            if not words or words[0].startswith("--"):
+            if not words or words[0].startswith("--") and name != "--EXTRA_ARGS":
                 raise LaunchError(f"{name}: its value is missing; write --NAME VALUE")
             value = words.pop(0)
         values[name[2:]] = value
@@ -173,6 +173,8 @@ class _Translation:
             self.arguments[name] = ",".join(value) if isinstance(value, list) else _text(value)
         elif key in _LAUNCHERS and not of_paddlenlp:
             raise LaunchError(f"{key}: paddle-te {self.job.__name__.rpartition('.')[2]} has no such argument")
+        elif other := next((each for each in self.options if each != key and each.lower() == key.lower()), ""):
+            raise LaunchError(f"{key}: there is no such name; here it is {other}")
         else:
             self.flags[key] = value
 

@@ -34,6 +34,13 @@ def test_what_does_not_fit_is_refused_with_what_does(listing):
     assert plan(GPU="h100", CHECK_MEMORY="0") and plan(GPU="h200") and plan(), "no GPU: nothing is known"
 
 
+def test_experts_that_need_not_be_divided(listing):
+    """Without EP the same layout fits: the number to give back is part of what to change."""
+    words = "ibm-granite/granite-3.0-1b-a400m-base none 8 8 1 1 1 2 false 4096 stage1 te fp8".split()
+    with pytest.raises(LaunchError, match="the fastest first: OVERLAP=true EP=1 [(]55 GB[)]"):
+        plan(words, GPU="h100", EP="4")
+
+
 @pytest.mark.parametrize("name, refused", [("NVIDIA H100 80GB HBM3", True), ("NVIDIA H200", False),
                                            ("NVIDIA H100 NVL", False), ("NVIDIA GH200 480GB", False)])  # fmt: skip
 def test_the_cards_at_hand(listing, name, refused):

@@ -174,6 +174,20 @@ def test_overlap_on_paddlepaddle_gpu_with_main_gradients(capsys):
     assert on and "OVERLAP=auto: on" in said
 
 
+@pytest.mark.parametrize(
+    "word, here",
+    [("--max_seq_length", "max_seqlen"), ("--tensor-parallel-degree=2", "TP"), ("--tp", "TP"), ("--bf16", "precision")],
+)
+def test_a_name_from_elsewhere_is_answered_with_the_one_here(word, here):
+    with pytest.raises(LaunchError, match=f"unknown argument {word}: here it is --{here};"):
+        parse(pretrain, [word, "2"], {})
+
+
+def test_extra_args_may_begin_with_dashes():
+    args = parse(pretrain, ["tiny-llama-demo", "--EXTRA_ARGS", "--warmup_steps 3"], {})
+    assert args.EXTRA_ARGS == "--warmup_steps 3"
+
+
 def test_unknown_arguments():
     assert "--TPP=2" in refusal(TPP=2)
     assert "--T=2" in refusal(T=2), "no abbreviations"

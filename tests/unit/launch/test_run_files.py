@@ -200,6 +200,7 @@ def test_a_recipe_is_refused_by_the_other_command(file):
         ({"precision": "fp8", "bf16": True, "fp16_opt_level": "O2"}, [], ["precision=fp8", "give one"]),
         ({}, ["4"], ["4", "--NAME VALUE"]),
         ({}, ["--TP"], ["--TP", "value is missing"]),
+        ({}, ["--ep", "2"], ["ep: there is no such name; here it is EP"]),
     ],
 )
 def test_what_means_nothing_is_refused(values, words, said, file):
