@@ -3,7 +3,7 @@
 | | |
 |---|---|
 | `record` | `Job`, made of the sections of `options.scripts`, and what follows from its fields |
-| `rules` | `RULES`, and `check`, which launcher, training scripts, PaddleFormers' recipes and planner call |
+| `rules` | `RULES`, by topics, and `check`, which launcher, scripts, PaddleFormers' recipes and planner call |
 | `doors` | how a user of each of these writes a field of the record |
 | `words` | flags as words of a command line: the one reader and the one printer |
 """

@@ -13,7 +13,7 @@ from typing import Any
 from paddlenlp.trainer import IntervalStrategy, TrainerCallback
 
 from paddle_te.host import HostArguments
-from paddle_te.job.rules import METRICS
+from paddle_te.job.rules.trainer import METRICS
 from paddle_te.training.callback import Control, State
 from paddle_te.weights.contents import read_state
 
