@@ -50,6 +50,18 @@ def gpu(seed):
 
 
 @pytest.fixture
+def grouped_gemms(gpu):
+    """For experts, which need cuBLAS 13.4 to 13.6."""
+    from paddle_te.native import BackendUnavailable
+    from paddle_te.ops.moe import get_moe_ops
+
+    try:
+        get_moe_ops("transformer_engine").check_experts()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
 def poisoned(gpu, monkeypatch):
     """Every tensor that te's ops allocate is full of NaN until it is written."""
     from tests.poison import poison_allocations

@@ -5,19 +5,12 @@ import paddle
 import pytest
 
 from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
-from paddle_te.native import BackendUnavailable
 from paddle_te.ops.moe import Routing, get_moe_ops
 from tests import moe_lora_cases
 from tests.bfloat16 import truncated
 from tests.moe_te_cases import CONFIGS, RECIPES, check, check_fp8, draw, relative, run
 
-
-@pytest.fixture(autouse=True)
-def grouped_gemms(gpu):
-    try:
-        get_moe_ops("transformer_engine").check_experts()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("grouped_gemms")
 
 
 @pytest.mark.parametrize("empty", [False, True])

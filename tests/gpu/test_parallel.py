@@ -6,16 +6,13 @@ to the file named by PADDLE_TE_PARALLEL_RESULTS, if it is set (tools/benchmark/p
 
 import json
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
-import paddle
 import pytest
 
-from paddle_te.native import library
+from tests.gpu.lending import TIMEOUT, Gpus, device, skip_without_device
 from tests.multiprocess.distributed import jobs
 
 NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_bf16_fused", "te_bf16_half"]
@@ -25,39 +22,11 @@ RESUMED = ["te_bf16", "te_fp8"]
 # weights by 4e-3 and 2.5e-2.
 LOSS_TOLERANCE = {"bf16": 5e-4, "fp8": 4e-3}
 WEIGHT_TOLERANCE = {"bf16": 2e-2, "fp8": 1e-1}
-JOBS_PER_GPU = int(os.environ.get("PADDLE_TE_JOBS_PER_GPU", 2))
-TIMEOUT = 400  # seconds for one job, before pytest's own
 
 
 def names_in(flags):
     """The variants that a layout has beside one process: ring attention knows no documents."""
     return [name for name in NAMES if jobs.CP not in flags or "packed" not in name]
-
-
-class Gpus:
-    """Lends GPUs to jobs: the least busy first, each to JOBS_PER_GPU at once."""
-
-    def __init__(self):
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        ids = shown.split(",") if shown else [str(number) for number in range(len(library.gpus()))]
-        self.load, self.changed = dict.fromkeys(ids, 0), threading.Condition()
-
-    @contextmanager
-    def lend(self, count):
-        with self.changed:
-            self.changed.wait_for(lambda: sum(load < JOBS_PER_GPU for load in self.load.values()) >= count)
-            chosen = sorted(self.load, key=self.load.get)[:count]
-            self._add(chosen, 1)
-        try:
-            yield chosen
-        finally:
-            with self.changed:
-                self._add(chosen, -1)
-                self.changed.notify_all()
-
-    def _add(self, chosen, change):
-        for number in chosen:
-            self.load[number] += change
 
 
 class Job:
@@ -67,9 +36,8 @@ class Job:
         self.processes, self.flags = jobs.LAYOUTS.get(place, (1, {}))
         self.error = None
         variants = jobs.variants(names_in(self.flags), init, folder, RESUMED if self.processes > 1 else ())
-        with gpus.lend(self.processes) as numbers:
+        with gpus.lend(self.processes, port) as environment:
             start = time.time()
-            environment = dict(CUDA_VISIBLE_DEVICES=",".join(numbers), PORT_RANGE=f"{port}:{port + 99}")
             try:
                 jobs.launch(folder, self.processes, self.flags, variants, device(), environment, TIMEOUT)
             except RuntimeError as error:
@@ -78,15 +46,10 @@ class Job:
         self.runs = jobs.read(folder, [flags["name"] for flags in variants], self.processes)
 
 
-def device():
-    return "gpu" if paddle.is_compiled_with_cuda() else "nvgpu"
-
-
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
     """{layout: Job} of the selected layouts that fit on this machine's GPUs, and {"one": Job} of one process."""
-    if device() not in ("gpu", *paddle.device.get_all_custom_device_type()):
-        pytest.skip(f"this Paddle has no GPU device (CUSTOM_DEVICE_ROOT={os.environ.get('CUSTOM_DEVICE_ROOT')})")
+    skip_without_device()
     gpus = Gpus()
     chosen = (item.callspec.params["layout"] for item in request.session.items if item.path == Path(__file__))
     places = [name for name in dict.fromkeys(chosen) if jobs.LAYOUTS[name][0] <= len(gpus.load)]

@@ -2,8 +2,6 @@
 
 import pytest
 
-from paddle_te.native import BackendUnavailable
-from paddle_te.ops.moe import get_moe_ops
 from tests.statistics_cases import RECIPES, check_attention, check_beside_numpy, check_beside_pd, check_experts
 
 
@@ -22,11 +20,7 @@ def test_te_counts_at_every_cast_as_pd_does(gpu, poisoned, monkeypatch, seed, ki
 
 
 @pytest.mark.parametrize("name", ["delayed", "current", "block"])
-def test_experts(gpu, poisoned, seed, name):
-    try:
-        get_moe_ops("transformer_engine").check_experts()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+def test_experts(gpu, grouped_gemms, poisoned, seed, name):
     check_experts(gpu, name, seed)
 
 

@@ -251,8 +251,21 @@ def check_same(got, want, loss_tolerance, weight_tolerance):
 
 def check_resumed(runs, name):
     """The losses after the checkpoint are the uninterrupted run's to the last bit."""
-    whole, resumed = runs[name].losses, runs[f"{name}_resumed"].losses
-    assert resumed == {step: whole[step] for step in range(SAVED_STEP + 1, STEPS + 1)}
+    assert runs[f"{name}_resumed"].losses == later(runs[name]).losses
+
+
+def later(run):
+    """A Run with the losses after the checkpoint only."""
+    losses = {step: loss for step, loss in run.losses.items() if step > SAVED_STEP}
+    assert STEPS in losses
+    return run._replace(losses=losses)
+
+
+def logged_every(run, steps):
+    """A Run whose losses are means over so many steps."""
+    ends = [step for step in run.losses if step % steps == 0]
+    means = {end: float(np.mean([run.losses[step] for step in range(end - steps + 1, end + 1)])) for end in ends}
+    return run._replace(losses=means)
 
 
 def check_sizes(flags, ranks, whole):

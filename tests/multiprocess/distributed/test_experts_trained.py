@@ -3,7 +3,6 @@
 And what such ranks save: it resumes to the bit, goes on in one process with its optimizer, and converts to one file.
 """
 
-import numpy as np
 import pytest
 
 from paddle_te.options.launcher import OVERLAPS
@@ -85,11 +84,8 @@ def one(folder, weights, ranks, warm_host):
 
 
 def logged_as(layout, run):
-    """A Run of one process, whose losses become means over as many steps as a layout has a line for."""
-    each = LAYOUTS[layout][1].get("logging_steps", 1)
-    ends = [step for step in run.losses if step % each == 0]
-    means = {end: float(np.mean([run.losses[step] for step in range(end - each + 1, end + 1)])) for end in ends}
-    return run._replace(losses=means)
+    """A Run of one process, with losses of as many steps each as a layout has a line for."""
+    return jobs.logged_every(run, LAYOUTS[layout][1].get("logging_steps", 1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -101,9 +97,7 @@ def test_layouts(layout, ranks, one):
 
 @pytest.mark.parametrize("layout, name", [(layout, name) for layout, (*_, names) in LAYOUTS.items() for name in names])
 def test_resumed_to_the_bit(layout, name, ranks):
-    whole, resumed = ranks[layout][name], ranks[layout][f"{name}_resumed"]
-    later = {step: loss for step, loss in whole.losses.items() if step > jobs.SAVED_STEP}
-    jobs.check_same(resumed, whole._replace(losses=later), 0, 0)
+    jobs.check_same(ranks[layout][f"{name}_resumed"], jobs.later(ranks[layout][name]), 0, 0)
 
 
 def test_experts_of_all_ranks_are_saved(folder, ranks):

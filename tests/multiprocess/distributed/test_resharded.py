@@ -112,20 +112,26 @@ def test_goes_on(runs, run, name, layout):
 def test_what_is_loaded_is_what_was_saved(runs, folder, run, name, layout):
     """Weights, moments, powers, master weights and fp8 scales, to the last bit. The converter refuses Muon's state."""
     saved, _, target = name.partition(" to ")
-    whole = []
-    modes = ["pd2te" if target else "reshard", "reshard"]
-    for place, mode in zip((f"{run}/{saved}", f"{layout}/{run} {name}"), modes, strict=True):
-        checkpoint = folder / place / f"checkpoint-{jobs.SAVED_STEP}"
-        output = folder / "whole" / f"{layout} {len(whole)} {run} {name}"
-        convert(checkpoint, output, mode, with_optimizer=True, progress=False)
-        stems = {"model", "optimizer"} | ({"master_weights"} if "bf16" in name else set())
-        whole.append({stem: load_file(output / f"{stem}-00001-of-00001.safetensors") for stem in stems})
-        whole[-1]["fp8"] = scales(output)
-    for stem, tensors in whole[0].items():
-        assert tensors.keys() == whole[1][stem].keys()
-        assert [key for key in tensors if tensors[key].tobytes() != whole[1][stem][key].tobytes()] == []
-    assert bool(whole[0]["fp8"]) == ("fp8" in name)
-    assert all(np.abs(tensor).max() > 0 for key, tensor in whole[0]["optimizer"].items())
+    output = folder / "whole" / f"{layout} {run} {name}"
+    was = whole_state(folder / run / saved, output / "saved", "bf16" in name, "pd2te" if target else "reshard")
+    check_states(whole_state(folder / layout / f"{run} {name}", output / "loaded", "bf16" in name), was)
+    assert bool(was["fp8"]) == ("fp8" in name)
+
+
+def whole_state(output_dir, folder, masters, mode="reshard"):
+    """{file: {name: array}} of a run's checkpoint, which the converter makes one of a single process in `folder`."""
+    convert(output_dir / f"checkpoint-{jobs.SAVED_STEP}", folder, mode, with_optimizer=True, progress=False)
+    stems = ["model", "optimizer", *(["master_weights"] if masters else [])]
+    found = {stem: load_file(folder / f"{stem}-00001-of-00001.safetensors") for stem in stems}
+    return found | dict(fp8=scales(folder))
+
+
+def check_states(got, want):
+    """Two of `whole_state` are the same to the last bit."""
+    for stem, tensors in want.items():
+        assert tensors.keys() == got[stem].keys()
+        assert [key for key in tensors if tensors[key].tobytes() != got[stem][key].tobytes()] == []
+    assert all(np.abs(tensor).max() > 0 for tensor in want["optimizer"].values())
 
 
 def scales(folder):
