@@ -8,8 +8,8 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from paddle_te.fp8.scaling import BlockScaling, GemmScalings, TensorScaling
 from paddle_te.options import LAYER_OPTIONS
+from paddle_te.options.layers import Layers
 from paddle_te.options.option import NOT_NEGATIVE, Kind, choice, whole
-from paddle_te.options.scripts import Layers
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}

@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| `record` | `Job`, made of the sections of `options.scripts`, and what follows from its fields |
+| `record` | `Job`, made of the sections of `options`, and what follows from its fields |
 | `rules` | `RULES`, by topics, and `check`, which launcher, scripts, PaddleFormers' recipes and planner call |
 | `doors` | how a user of each of these writes a field of the record |
 | `words` | flags as words of a command line: the one reader and the one printer |

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from paddle_te.job.record import Job
 from paddle_te.options.launcher import NAMES
+from paddle_te.options.layers import BACKENDS
 from paddle_te.options.option import word
-from paddle_te.options.scripts import BACKENDS
 
 
 @dataclass(frozen=True)

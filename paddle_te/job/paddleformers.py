@@ -9,8 +9,9 @@ from paddle_te.host import PADDLEFORMERS
 from paddle_te.job.doors import Door, Name
 from paddle_te.job.record import FINETUNE, PRETRAIN, Job
 from paddle_te.job.words import options
+from paddle_te.options.layers import AGAIN
 from paddle_te.options.option import HOSTED, SAME, SILENT
-from paddle_te.options.scripts import AGAIN, BOUNDS
+from paddle_te.options.training import BOUNDS
 
 # PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same under other names
 LINES = {name: each.line for name, each in options().items() if each.line not in ("", SAME, HOSTED, SILENT)}

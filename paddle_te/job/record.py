@@ -9,26 +9,16 @@ from typing import Any
 
 from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import HOSTS, PADDLEFORMERS, PADDLENLP
+from paddle_te.options.layers import AGAIN, FP8_RECIPES, Layers
 from paddle_te.options.option import options_of
-from paddle_te.options.scripts import (
-    AGAIN,
-    FP8_RECIPES,
+from paddle_te.options.pretraining import PretrainData, PretrainModel, Schedule
+from paddle_te.options.training import OPTIMIZER, Kernels, Memory, Optimizer, Parallelism, Precision, Run
+from paddle_te.options.tuning import (
     NO_REFERENCE,
-    OPTIMIZER,
     FinetuneData,
     FinetuneModel,
-    Kernels,
-    Layers,
-    Memory,
-    Optimizer,
     PairPreference,
-    Parallelism,
-    Precision,
     PreferenceData,
-    PretrainData,
-    PretrainModel,
-    Run,
-    Schedule,
     SinglePreference,
 )
 from paddle_te.records import Record, record

@@ -12,15 +12,8 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.host import HOSTS
 from paddle_te.job.record import DPO, FINETUNE, FLAGS, KTO, PRETRAIN, SECTIONS, Job
 from paddle_te.options.option import FLAG, Option, options_of
-from paddle_te.options.scripts import (
-    FinetuneData,
-    FinetuneModel,
-    PairPreference,
-    PreferenceData,
-    PretrainData,
-    PretrainModel,
-    SinglePreference,
-)
+from paddle_te.options.pretraining import PretrainData, PretrainModel
+from paddle_te.options.tuning import FinetuneData, FinetuneModel, PairPreference, PreferenceData, SinglePreference
 
 # Sections that a script does not have
 _PRETRAINS, _PREFERS = (PretrainModel, PretrainData), (PreferenceData, PairPreference, SinglePreference)

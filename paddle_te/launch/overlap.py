@@ -9,7 +9,7 @@ from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import AUTO, OVERLAPS
-from paddle_te.options.scripts import UPDATED_HERE
+from paddle_te.options.training import UPDATED_HERE
 
 # The same for the stages of a pipeline, where stage1 alone is possible: what is added to --pipeline_parallel_config
 # reduces gradients during the last micro-batch's backward, and the next forward waits for broadcasts of weights.

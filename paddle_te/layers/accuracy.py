@@ -9,7 +9,7 @@ import paddle.distributed as dist
 from paddle import Tensor
 
 from paddle_te.distributed import TensorParallel
-from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
+from paddle_te.options.training import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
 class Accuracy:

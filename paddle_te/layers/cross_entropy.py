@@ -23,7 +23,7 @@ from paddle_te.layers.label_smoothing import AddedLoss, Smoothing
 from paddle_te.ops import get_ops
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.interface import Ops
-from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
+from paddle_te.options.training import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
 def parallel_cross_entropy(

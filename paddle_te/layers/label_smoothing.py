@@ -20,7 +20,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.distributed import TensorParallel
-from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
+from paddle_te.options.training import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from paddle_te.native.interface import Event, HostMemory
 from paddle_te.ops.te import runtime
 from paddle_te.optimizer import FactorAdamW, Step
 from paddle_te.optimizer.holding import held_by, layers_of
-from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner.offloaded import LEAST, PIECE, spread
 from paddle_te.weights.blocks import row_bytes
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from paddle_te.host import HOSTS
+from paddle_te.options.layers import BACKENDS, Layers
 from paddle_te.options.lora import COUNTED, TARGETS, WITH_LORA, Adapter
 from paddle_te.options.option import (
     FLAG,
@@ -28,18 +29,9 @@ from paddle_te.options.option import (
     options_of,
     whole,
 )
-from paddle_te.options.scripts import (
-    BACKENDS,
-    FinetuneData,
-    FinetuneModel,
-    Layers,
-    Memory,
-    Optimizer,
-    Parallelism,
-    PretrainData,
-    PretrainModel,
-    Run,
-)
+from paddle_te.options.pretraining import PretrainData, PretrainModel
+from paddle_te.options.training import Memory, Optimizer, Parallelism, Run
+from paddle_te.options.tuning import FinetuneData, FinetuneModel
 
 
 def _yes_or_no(*words: str) -> Kind:

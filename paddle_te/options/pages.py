@@ -6,27 +6,32 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from paddle_te.options import launcher, scripts
+from paddle_te.options import launcher
+from paddle_te.options.evaluation import EVALUATED_MODEL, EVALUATION_TASKS
+from paddle_te.options.layers import LAYERS
 from paddle_te.options.option import FLAG, REQUIRED, TEXT, Option
+from paddle_te.options.pretraining import PRETRAIN_DATA, PRETRAIN_MODEL, PRETRAINING
+from paddle_te.options.training import PADDLENLPS, TRAINING
+from paddle_te.options.tuning import DPO, FINETUNE_DATA, FINETUNE_MODEL, KTO, PREFERENCE_DATA
 from paddle_te.recipes import COLUMNS, Recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = "docs/reference/options.md"
 CHINESE = "docs/zh/reference/options.md"
 RECIPES = "docs/reference/recipes.md"
-SAID = [option for option in scripts.PADDLENLPS if option.doc]  # PaddleNLP's own that need a word
-_TRAINING = (*scripts.LAYERS, *SAID, *scripts.TRAINING)
+SAID = [option for option in PADDLENLPS if option.doc]  # PaddleNLP's own that need a word
+_TRAINING = (*LAYERS, *SAID, *TRAINING)
 TABLES = {
     "llama_single_node_interactive.sh": launcher.PRETRAIN,
     "llama_single_node_interactive.sh, variables": (*launcher.PRETRAIN_VARIABLES, *launcher.VARIABLES),
     "llama_finetune.sh": launcher.FINETUNE,
     "llama_finetune.sh, variables": (*launcher.FINETUNE_VARIABLES, *launcher.VARIABLES),
     "llama_dpo.sh, llama_kto.sh": launcher.PREFERENCE,
-    "run_pretrain.py": (*_TRAINING, *scripts.PRETRAIN_MODEL, *scripts.PRETRAIN_DATA, *scripts.PRETRAINING),
-    "run_finetune.py": (*scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA),
-    "run_dpo.py": (*scripts.DPO, *scripts.PREFERENCE_DATA),
-    "run_kto.py": tuple(option for option in scripts.KTO if option not in scripts.DPO),
-    "run_eval.py": (*scripts.EVALUATED_MODEL, *scripts.EVALUATION_TASKS),
+    "run_pretrain.py": (*_TRAINING, *PRETRAIN_MODEL, *PRETRAIN_DATA, *PRETRAINING),
+    "run_finetune.py": (*FINETUNE_MODEL, *FINETUNE_DATA),
+    "run_dpo.py": (*DPO, *PREFERENCE_DATA),
+    "run_kto.py": tuple(option for option in KTO if option not in DPO),
+    "run_eval.py": (*EVALUATED_MODEL, *EVALUATION_TASKS),
 }
 _HEADS = {"argument": "| | 参数 | 默认值 | |", "variable": "| 变量 | 默认值 | |", "flag": "| 参数 | 默认值 | |"}
 
@@ -103,7 +108,7 @@ def reference() -> str:
         rows = [_reference_row(option, what, position) for position, option in enumerate(options, 1)]
         parts += [f"## {name}", _table(head, rows)]
     kinds: dict[str, list[str]] = {}
-    for option in (each for each in scripts.PADDLENLPS if each.kind not in (FLAG, TEXT)):
+    for option in (each for each in PADDLENLPS if each.kind not in (FLAG, TEXT)):
         kinds.setdefault(option.kind.words, []).append(f"`--{option.name}`")
     rows = [f"| {words} | {', '.join(names)} |" for words, names in kinds.items()]
     parts += [

@@ -22,8 +22,9 @@ from paddle_te.job import Job
 from paddle_te.job.record import PREFERENCES
 from paddle_te.options import BACKENDS, option
 from paddle_te.options.fp8 import SKIP_LAYERS
+from paddle_te.options.layers import stored_in_fp8
 from paddle_te.options.lora import TARGETS, Adapter
-from paddle_te.options.scripts import MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, UPDATED_HERE, stored_in_fp8
+from paddle_te.options.training import MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, UPDATED_HERE
 from paddle_te.planner import formulas
 from paddle_te.planner.frozen import check_patterns
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand

@@ -11,15 +11,11 @@ from paddle_te.job.record import FLAGS
 from paddle_te.job.words import options, printed
 from paddle_te.options.launcher import FLAGS as LAUNCHERS
 from paddle_te.options.launcher import OVERLAPS, SPLIT
+from paddle_te.options.layers import DISPATCHERS, again, stored_in_fp8
 from paddle_te.options.lora import COUNTED as COUNTED_OF_ADAPTER
 from paddle_te.options.lora import Adapter
 from paddle_te.options.option import GIVEN
-from paddle_te.options.scripts import (
-    DISPATCHERS,
-    WHOLE_LAYERS,
-    again,
-    stored_in_fp8,
-)
+from paddle_te.options.training import WHOLE_LAYERS
 
 # Words of a layout, as tables and results have them: the flag
 _SHORT = {

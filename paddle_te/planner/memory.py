@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from paddle_te.job import Job
-from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
+from paddle_te.options.training import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.frozen import Frozen, frozen_of
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.model import Gemm, Model

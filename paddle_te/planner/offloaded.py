@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner.model import Model
 
 PIECE = 2**23  # elements at most, unless one row has more; of a flat weight a multiple of the blocks of 8-bit moments

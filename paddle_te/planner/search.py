@@ -9,18 +9,8 @@ from typing import Any
 
 from paddle_te.job import FINETUNE, Job, fault
 from paddle_te.options.launcher import OVERLAPS, SPLIT
-from paddle_te.options.scripts import (
-    DISPATCHERS,
-    LAYERS_ON_HOST,
-    MASTER_WEIGHTS,
-    MOMENTS,
-    OFFLOADED_AT_ONCE,
-    STATES_ON_HOST,
-    WHOLE_LAYERS,
-    again,
-    in_chunks,
-    stored_in_fp8,
-)
+from paddle_te.options.layers import DISPATCHERS, LAYERS_ON_HOST, again, in_chunks, stored_in_fp8
+from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE, STATES_ON_HOST, WHOLE_LAYERS
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import by_flag, shape
 from paddle_te.planner.layout import layout as layout_of

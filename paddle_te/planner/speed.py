@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from paddle_te.job import Job
-from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner.frozen import frozen_of
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.memory import (

@@ -27,7 +27,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from paddle_te.options.scripts import NO_REFERENCE
+from paddle_te.options.tuning import NO_REFERENCE
 
 MEAN_OF_TOKENS = ("ipo", *NO_REFERENCE)
 OF_FILLERS = -1.0  # the log-probability of an answer that does not count, with which every loss is finite

@@ -21,7 +21,7 @@ from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
 from paddle_te.optimizer.muon.step import add_to_momentum, apply_in_paddle
 from paddle_te.optimizer.offloaded_states import keep_on_host
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.memory import state_bytes
 from tests import emulated_te

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
-from paddle_te.options.scripts import DISPATCHERS  # noqa: E402
+from paddle_te.options.layers import DISPATCHERS  # noqa: E402
 from tools.benchmark import floors, report  # noqa: E402
 
 DEFINITIONS = [

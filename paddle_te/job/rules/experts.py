@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from paddle_te.job.record import Job
 from paddle_te.job.rules.rule import ONE, TE, TUNED, Rule, counts_tied_twice
-from paddle_te.options.scripts import DISPATCHERS
+from paddle_te.options.layers import DISPATCHERS
 
 _SPLIT = f"{TE} --amp_master_grad true --sharding stage1 --sharding_parallel_config split_param"
 _MIXTURE = f"{TE} --model_name_or_path qwen3-30b-a3b"

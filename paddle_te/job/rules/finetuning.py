@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddle_te.host import PADDLENLP
 from paddle_te.job.record import FINETUNE, Job
 from paddle_te.job.rules.rule import FP8, LORA, ONE, PD, TE, TUNED, Rule
-from paddle_te.options.scripts import PRETRAINING
+from paddle_te.options.pretraining import PRETRAINING
 
 
 def _of_pretraining(job: Job) -> str:

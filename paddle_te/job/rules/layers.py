@@ -8,9 +8,10 @@ from functools import partial
 from paddle_te.host import PADDLENLP
 from paddle_te.job.record import Job
 from paddle_te.job.rules.rule import FP8, LORA, ONE, PD, TE, TUNED, Rule, installed
-from paddle_te.options import scripts
+from paddle_te.options.layers import LAYERS
 from paddle_te.options.option import Option, word
-from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, LAYERS, TRAINING
+from paddle_te.options.training import TRAINING
+from paddle_te.options.tuning import DPO, FINETUNE_DATA, FINETUNE_MODEL
 
 
 def _needs(flag: str, example: str, *backends: str, why: str = "", others: str = "") -> Rule:
@@ -40,7 +41,7 @@ def _goes_with(option: Option) -> Iterator[Rule]:
 
 
 _OURS, _TE = ("transformer_engine", "paddle"), ("transformer_engine",)
-_CHECKED = (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA, *scripts.DPO)
+_CHECKED = (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA, *DPO)
 RULES = (
     *(rule for option in _CHECKED for rule in _goes_with(option)),
     Rule(

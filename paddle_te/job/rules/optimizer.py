@@ -7,7 +7,7 @@ from collections.abc import Callable
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.job.record import Job
 from paddle_te.job.rules.rule import HALF, LORA, ONE, PD, TE, TUNED, Rule
-from paddle_te.options.scripts import OPTIMIZER_DEFAULTS, UPDATED_HERE
+from paddle_te.options.training import OPTIMIZER_DEFAULTS, UPDATED_HERE
 
 _COMPACT = f"{TE} --optim_moments bfloat16 --master_weights bf16_remainder"
 _MUON = f"{TE} --optim muon"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.job.record import Job
 from paddle_te.job.rules.rule import FP8, HALF, PD, TE, TUNED, Rule, shards
-from paddle_te.options.scripts import LAYERS
+from paddle_te.options.layers import LAYERS
 
 
 def _not_there(flag: str, value: str, why: str, others: str = "") -> Rule:

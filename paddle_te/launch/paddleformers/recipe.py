@@ -15,9 +15,11 @@ from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
-from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
+from paddle_te.options import LAYER_OPTIONS, Option, launcher
 from paddle_te.options.lora import LoRA
 from paddle_te.options.option import HOSTED, SAME, SILENT, options_of, word
+from paddle_te.options.pretraining import PretrainData, Schedule
+from paddle_te.options.tuning import FinetuneData
 from paddle_te.runs.checkpoints import find_checkpoint
 
 RECIPE = "recipe.json"  # in the run's folder
@@ -29,8 +31,8 @@ _SILENT = {"pipeline_parallel_config", "use_fused_rope", "use_fused_rms_norm"}
 _SILENT |= {name for name, option in words.options().items() if option.line == SILENT}
 # The sections of each job whose lines a recipe always has, since PaddleFormers' own defaults are others
 _WRITTEN: dict[str, tuple[type, ...]] = {
-    "pretrain": (scripts.PretrainData, scripts.Schedule),
-    "finetune": (scripts.FinetuneData,),
+    "pretrain": (PretrainData, Schedule),
+    "finetune": (FinetuneData,),
 }
 # Others of PaddleNLP's that may be asked for: the value that asks for nothing
 _REFUSED = {

@@ -11,7 +11,7 @@ from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings, LayerSettings, part
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.ops.moe import Routing
-from paddle_te.options.scripts import DISPATCHERS
+from paddle_te.options.layers import DISPATCHERS
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid")
 BALANCING = ("aux_loss", "seq_aux_loss", "none")

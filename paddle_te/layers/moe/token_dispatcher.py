@@ -61,7 +61,7 @@ class TokenDispatcher(Protocol):
 
 
 def make_dispatcher(kind: str, ep: ExpertParallel) -> TokenDispatcher:
-    """Return the dispatcher of one of `options.scripts.DISPATCHERS`."""
+    """Return the dispatcher of one of `options.layers.DISPATCHERS`."""
     return MoEAllGatherTokenDispatcher(ep) if kind == "allgather" else MoEAlltoAllTokenDispatcher(ep)
 
 

@@ -22,9 +22,10 @@ from paddle_te.launch import dpo, finetune, kto, pretrain
 from paddle_te.launch.arguments import parse
 from paddle_te.launch.flags import check_asked
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options import scripts
+from paddle_te.options import tuning
+from paddle_te.options.layers import LAYERS
 from paddle_te.options.option import word
-from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, LAYERS, TRAINING
+from paddle_te.options.training import TRAINING
 
 EXAMPLES = [rule for rule in RULES if rule.breaks]
 PARSED = {
@@ -126,7 +127,7 @@ def test_the_launchers_own_arguments_have_their_names(words, said):
 
 def test_options_that_mean_nothing_alone():
     """`Option.needs` makes a rule for each other flag."""
-    for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA, *scripts.DPO):
+    for option in (*LAYERS, *TRAINING, *tuning.FINETUNE_MODEL, *tuning.FINETUNE_DATA, *tuning.DPO):
         for other, wanted in option.needs.items():
             others = {name: value for name, value in option.needs.items() if name != other}
             asked = replace(Job(), **others, **{option.name: "given", other: "else"})

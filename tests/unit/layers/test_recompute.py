@@ -8,7 +8,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.layers import LayerNormMLP, RotaryPositionEmbedding, TransformerLayer
-from paddle_te.options.scripts import RECOMPUTE_MODULES
+from paddle_te.options.layers import RECOMPUTE_MODULES
 from paddle_te.planner import memory
 from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.model import Model

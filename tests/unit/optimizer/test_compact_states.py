@@ -10,7 +10,7 @@ import pytest
 
 from paddle_te.optimizer import Step, compact_states
 from paddle_te.optimizer.compact_states import join_master, keep_compact, noise, noise_key, split_master
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS
 from paddle_te.weights import blocks
 
 COMPACT = dict(moments="bfloat16", master_weights="bf16_remainder")

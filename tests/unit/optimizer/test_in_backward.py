@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
-from paddle_te.options.scripts import MOMENTS
+from paddle_te.options.training import MOMENTS
 from tests.pretraining import numbers, run
 
 SHAPES = [(8, 16), (16,), (16, 16)]

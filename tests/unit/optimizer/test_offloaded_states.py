@@ -8,7 +8,7 @@ from paddle_te.optimizer import FactorAdamW, offloaded_states
 from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
 from paddle_te.optimizer.offloaded_states import keep_on_host, spread
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS
 from tests import emulated_te
 
 SHAPES = [(40, 24), (24,), (700,), (3, 512), (9, 30)]  # in pieces of 256 elements, of rows or of a flat weight

@@ -12,8 +12,8 @@ from paddle_te.data import prepare as prepare_data
 from paddle_te.hosts.paddlenlp.evaluation import evaluate
 from paddle_te.hosts.paddlenlp.training import finetune, pretrain
 from paddle_te.launch import __main__ as launcher
+from paddle_te.options import evaluation, layers, pretraining, training, tuning
 from paddle_te.options import launcher as launcher_options
-from paddle_te.options import scripts
 from paddle_te.options.option import Option
 from paddle_te.runs.lock import NAME as LOCK
 from paddle_te.weights import command
@@ -232,10 +232,14 @@ def test_launcher(monkeypatch, capfd, name, value):
 
 def test_every_number_has_a_bound():
     """And every text must be one that files and terminals can hold."""
-    listed = [each for module in (launcher_options, scripts) for each in vars(module).values()]
+    listed = [
+        each
+        for module in (launcher_options, layers, training, pretraining, tuning, evaluation)
+        for each in vars(module).values()
+    ]
     options = [option for each in listed if isinstance(each, tuple) for option in each if isinstance(option, Option)]
     assert len(options) > 150
-    for option in [*options, *scripts.PADDLENLPS]:
+    for option in [*options, *training.PADDLENLPS]:
         if option.kind.type in (int, float):
             assert option.kind.fault(10**300), option.name
         if option.kind.type is str and not option.kind.values and option.kind.read is str:

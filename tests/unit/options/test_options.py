@@ -20,14 +20,19 @@ from paddle_te.options import (
     LayerOptions,
     check_values,
     configure,
+    evaluation,
     launcher,
+    layers,
     lora,
     pages,
-    scripts,
+    pretraining,
+    training,
+    tuning,
     with_options,
 )
 from paddle_te.options.option import FLAG, POSITIVE, REQUIRED, TEXT, TEXTS, Option, choice, number, whole
 
+SCRIPTS = (layers, training, pretraining, tuning, evaluation)
 CLASSES = (
     PreTrainingArguments,
     FinetuningArguments,
@@ -119,13 +124,15 @@ def test_bounds_of_others_flags():
         check_values(record, {"other": whole(1)})
     fields = {field.name: field.default for field in dataclasses.fields(PreTrainingArguments)}
     assert not BOUNDS.keys() - fields.keys(), "no flags of PaddleNLP's"
-    for option in scripts.PADDLENLPS:
+    for option in training.PADDLENLPS:
         theirs = getattr(fields[option.name], "value", fields[option.name])
         assert theirs == option.default and (theirs is None or option.kind.accepts(theirs)), option.name
 
 
 def test_defaults_are_accepted():
-    options = [option for table in vars(scripts).values() if isinstance(table, tuple) for option in table]
+    options = [
+        option for module in SCRIPTS for table in vars(module).values() if isinstance(table, tuple) for option in table
+    ]
     options = [option for option in options if isinstance(option, Option)]
     assert len(options) > 60
     for option in options:
@@ -178,7 +185,9 @@ def test_settings_stay_few():
 
 def test_a_setting_has_one_definition():
     """A launcher's argument for a script's flag takes what that flag takes, where it is passed on as it is."""
-    theirs = {option.name: option for option in (*scripts.PADDLENLPS, *scripts.PRETRAIN_DATA, *scripts.FINETUNE_DATA)}
+    theirs = {
+        option.name: option for option in (*training.PADDLENLPS, *pretraining.PRETRAIN_DATA, *tuning.FINETUNE_DATA)
+    }
     for option in (*launcher.PRETRAIN, *launcher.FINETUNE, *launcher.VARIABLES, *launcher.PRETRAIN_VARIABLES):
         if option.passed and type(option.default) is int:
             assert theirs[option.flag].kind.accepts(option.default), option.name

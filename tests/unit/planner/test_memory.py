@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from paddle_te import configs
-from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner import memory
 from paddle_te.planner.frozen import frozen_of
 from paddle_te.planner.gpus import GPUS

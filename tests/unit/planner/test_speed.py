@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paddle_te import configs
-from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner import memory, offloaded, speed
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import layout as layout_of

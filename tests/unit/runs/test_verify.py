@@ -11,7 +11,7 @@ import pytest
 
 from paddle_te import manifest
 from paddle_te.manifest import COMPLETE_MARK, MANIFEST, Manifest, file_names, records
-from paddle_te.options.scripts import LEVELS
+from paddle_te.options.training import LEVELS
 from paddle_te.runs import verify
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError

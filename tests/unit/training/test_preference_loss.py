@@ -11,7 +11,7 @@ import pytest
 from paddlenlp.transformers.dpo_criterion import DPOCriterion
 
 from paddle_te.hosts.paddlenlp.training.preference_trainer import DPOConfig
-from paddle_te.options.scripts import LOSS_TYPES
+from paddle_te.options.tuning import LOSS_TYPES
 from paddle_te.training.preference_loss import Answer, Answers, KTOLoss, PairLoss
 
 PAIRS = 5

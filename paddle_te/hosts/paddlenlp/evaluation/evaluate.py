@@ -59,7 +59,7 @@ from paddle_te.hosts.paddlenlp.loading import check_token_ids, load_config, load
 from paddle_te.hosts.paddlenlp.training.arguments import ScriptParser
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
 from paddle_te.options import with_options
-from paddle_te.options.scripts import EVALUATION_TASKS
+from paddle_te.options.evaluation import EVALUATION_TASKS
 from paddle_te.outputs import NotWritten, check_file, write_file
 from paddle_te.runs import screen
 

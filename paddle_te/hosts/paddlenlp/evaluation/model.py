@@ -21,7 +21,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import check_weights_folder
 from paddle_te.hosts.paddlenlp.training.health import not_finite
 from paddle_te.models.decoder import recipe_of
 from paddle_te.options import LAYER_OPTIONS, Option, check_values, with_options
-from paddle_te.options.scripts import EVALUATED_MODEL
+from paddle_te.options.evaluation import EVALUATED_MODEL
 
 
 @dataclass

@@ -22,9 +22,11 @@ from paddle_te.host import HostArguments
 from paddle_te.job import PRETRAIN, Job, check
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import BOUNDS, check_values, with_options
+from paddle_te.options.layers import LAYERS
 from paddle_te.options.paddlenlp import without_unsupported
+from paddle_te.options.pretraining import PRETRAINING, PretrainModel
 from paddle_te.options.removed import check_removed
-from paddle_te.options.scripts import LAYERS, PRETRAINING, TRAINING, PretrainModel
+from paddle_te.options.training import TRAINING
 from paddle_te.outputs import check_folder
 from paddle_te.records import Record, record
 from paddle_te.runs.rollback import Rollback

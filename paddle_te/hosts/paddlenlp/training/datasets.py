@@ -22,7 +22,7 @@ from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.options import check_values
-from paddle_te.options.scripts import PretrainData, proportions
+from paddle_te.options.pretraining import PretrainData, proportions
 from paddle_te.records import Record, record
 from paddle_te.runs.identity import fingerprint
 

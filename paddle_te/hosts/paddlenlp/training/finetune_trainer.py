@@ -23,7 +23,7 @@ from paddle_te.hosts.paddlenlp.training.step_sampler import StepSampler
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.job import FINETUNE
 from paddle_te.options import check_values
-from paddle_te.options.scripts import FinetuneModel
+from paddle_te.options.tuning import FinetuneModel
 from paddle_te.records import Record, record
 from paddle_te.training.throughput import ThroughputCallback, model_flops_per_token
 

@@ -16,8 +16,9 @@ from paddle_te.job import Job
 from paddle_te.job.words import printed
 from paddle_te.models.backend import is_te
 from paddle_te.models.lora import TARGETS
+from paddle_te.options.layers import stored_in_fp8
 from paddle_te.options.lora import Adapter
-from paddle_te.options.scripts import OPTIMIZER, chosen, stored_in_fp8
+from paddle_te.options.training import OPTIMIZER, chosen
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import adapter_flags, extra_arguments, shape
 from paddle_te.planner.memory import lacking, memory_of_step

@@ -21,7 +21,7 @@ from paddle_te.hosts.paddlenlp.training.datasets import Datasets
 from paddle_te.hosts.paddlenlp.training.packing import separation
 from paddle_te.ops import documents
 from paddle_te.options import check_values
-from paddle_te.options.scripts import PreferenceData
+from paddle_te.options.tuning import PreferenceData
 from paddle_te.records import Record, record
 from paddle_te.runs.identity import fingerprint
 from paddle_te.training.loss_weights import COUNTS

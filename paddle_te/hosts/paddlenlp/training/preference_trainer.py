@@ -28,7 +28,7 @@ from paddle_te.hosts.paddlenlp.training.preference_reference import (
 from paddle_te.job import DPO, KTO
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import check_values
-from paddle_te.options.scripts import PairPreference, SinglePreference
+from paddle_te.options.tuning import PairPreference, SinglePreference
 from paddle_te.records import Record, record
 from paddle_te.training.loss_weights import COUNTS
 from paddle_te.training.preference_loss import Answer, Answers, KTOLoss, PairLoss

@@ -23,7 +23,7 @@ from paddle_te import manifest
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_weights, read_share
 from paddle_te.optimizer.holding import held_by, layers_of
-from paddle_te.options.scripts import UPDATED_HERE
+from paddle_te.options.training import UPDATED_HERE
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.blocks import BLOCK, pack

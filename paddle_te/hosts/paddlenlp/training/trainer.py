@@ -50,7 +50,7 @@ from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.optimizer.muon import bind_muon, use_muon
 from paddle_te.optimizer.offloaded_states import keep_on_host, make_states
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
     CheckpointNotSaved,
