@@ -13,18 +13,19 @@
 #   bash tools/benchmark/curves.sh seeds DATA OUTPUT         none and te in bf16 from each of several weights, on one GPU
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
-# over 20 steps; by default it is 0.01, for states 0.003, for base and stored 0.005. seeds leaves pairs.json instead of loss.png and
-# summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base 150), BATCH
-# (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions, recipes and
-# base, by default only delayed; RECIPES="delayed current block" makes three), SPLIT (as --split) and SEEDS (of seeds, by
-# default "42 43 44 45") may be set. The weights that base begins with are those of START_STEPS (300) steps of pretraining
-# on the same text.
+# over 20 steps; by default it is 0.01, for states 0.003, for base and stored 0.005. seeds leaves pairs.json instead of
+# loss.png and summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base
+# 150), BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in
+# precisions, recipes and base, by default only delayed; RECIPES="delayed current block" makes three; in precisions and
+# recipes, all is delayed scaling with attention and head in fp8, too), SPLIT (as --split) and SEEDS (of seeds, by
+# default "42 43 44 45") may be set. The weights that base begins with are those of START_STEPS (300) steps of
+# pretraining on the same text.
 # With AT_ONCE=1 all runs of precisions, recipes, states, stored and base, and the two of each seed, share the GPU at the
 # same time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,25s/^# \?//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,26s/^# \?//p' "$0" >&2; exit 2; }
 [ $# = 3 ] && [[ $1 =~ ^(precisions|recipes|layouts|states|stored|base|seeds)$ ]] || usage
 default_steps=500
 [ "$1" != base ] || default_steps=150
@@ -77,11 +78,12 @@ finish_runs() {
 
 # start_fp8 FLAG...: te in fp8 with each of RECIPES.
 start_fp8() {
-  local recipe name
+  local recipe name more
   for recipe in ${RECIPES:-delayed}; do
-    name=te-fp8
+    name=te-fp8 more=()
     [ "$recipe" = delayed ] || name+="-$recipe"
-    one_of_several train "$name" "" "$@" --use_fp8 true --fp8_recipe "$recipe"
+    [ "$recipe" != all ] || { recipe=delayed more=(--fp8_dpa true --fp8_lm_head true); }
+    one_of_several train "$name" "" "$@" --use_fp8 true --fp8_recipe "$recipe" "${more[@]}"
     names+=("$name")
   done
 }
