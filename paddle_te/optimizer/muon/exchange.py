@@ -55,26 +55,30 @@ class Exchange:
         pieces: this rank's of all things, flat, of one dtype; some may be empty.
         """
         sent, received = self._counts()
-        arrived = self.ranks.all_to_all(_joined([pieces[number] for number in self._order()]), sent, received)
-        of_ranks = _parted(
-            arrived, [self.sizes[number][rank] for rank in range(self.ranks.size) for number in self.own]
-        )
+        to_send = _joined([pieces[number] for number in self._order()], pieces[0].dtype)
+        arrived = self.ranks.all_to_all(to_send, sent, received)
+        of_ranks = parted(arrived, [self.sizes[number][rank] for rank in range(self.ranks.size) for number in self.own])
         return [of_ranks[n :: len(self.own)] for n in range(len(self.own))]
 
-    def scatter(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Return this rank's pieces of all things: the inverse of `gather`. A collective."""
+    def scatter(self, pieces: Sequence[Sequence[Tensor]], dtype: paddle.dtype) -> list[Tensor]:
+        """Return this rank's pieces of all things: the inverse of `gather`. A collective.
+
+        pieces: all ranks', flat, of each thing that this rank has; none where there are fewer things than ranks. dtype:
+        all pieces'.
+        """
         sent, received = self._counts()
         to_send = [of_thing[rank] for rank in range(self.ranks.size) for of_thing in pieces]
-        arrived = self.ranks.all_to_all(_joined(to_send), received, sent)
+        arrived = self.ranks.all_to_all(_joined(to_send, dtype), received, sent)
         order = self._order()
-        found = _parted(arrived, [self.sizes[number][self.ranks.rank] for number in order])
+        found = parted(arrived, [self.sizes[number][self.ranks.rank] for number in order])
         return [piece for _, piece in sorted(zip(order, found, strict=True), key=lambda numbered: numbered[0])]
 
 
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
+def _joined(pieces: Sequence[Tensor], dtype: paddle.dtype) -> Tensor:
     there = [piece for piece in pieces if piece.size]
-    return paddle.concat(there) if there else pieces[0]
+    return paddle.concat(there) if there else paddle.empty([0], dtype)
 
 
-def _parted(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    return [flat[first:last] for first, last in pairwise([0, *accumulate(sizes)])]
+def parted(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Return views of so many rows each; Paddle's split copies them."""
+    return [tensor[first:last] for first, last in pairwise([0, *accumulate(sizes)])]

@@ -14,7 +14,7 @@ from paddle import Tensor
 from paddle_te.distributed.tensor_parallel import TensorParallel
 from paddle_te.ops.interface import Ops
 from paddle_te.optimizer.holding import Shares
-from paddle_te.optimizer.muon.exchange import Exchange, balanced
+from paddle_te.optimizer.muon.exchange import Exchange, balanced, parted
 from paddle_te.optimizer.muon.matrices import Unit
 from paddle_te.planner.muon import CHUNK, NEWTON_SCHULZ_STEPS, newton_schulz_flops
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, Part
@@ -142,7 +142,8 @@ class Chunk:
         flat = [result.reshape([-1]) for result in results]
         if self.sharded is not None:
             counts = [self.sharded.sizes[number] for number in self.sharded.own]
-            flat = self.sharded.scatter([each.split([*sizes]) for each, sizes in zip(flat, counts, strict=True)])
+            back = [parted(each, sizes) for each, sizes in zip(flat, counts, strict=True)]
+            flat = self.sharded.scatter(back, pieces[0].dtype)
         found = defaultdict(list)
         for piece, result in zip(self.pieces, flat, strict=True):
             if piece.size:
@@ -159,12 +160,13 @@ class Chunk:
         if self.split is None:
             done = _newton_schulz(mine, ops)
         else:
-            gathered = self.split.gather([mine.pop(key).reshape([-1]) for key in self.divided])
+            pieces = [mine.pop(key).reshape([-1]) for key in self.divided]
+            gathered = self.split.gather(pieces)
             got = [self.divided[number] for number in self.split.own]
             done = _newton_schulz(
                 mine | {k: self.ranks.join(k.part, each) for k, each in zip(got, gathered, strict=True)}, ops
             )
-            back = self.split.scatter([self.ranks.divide(key.part, done.pop(key)) for key in got])
+            back = self.split.scatter([self.ranks.divide(key.part, done.pop(key)) for key in got], pieces[0].dtype)
             done |= {
                 key: each.reshape(self.ranks.shape(key.part)) for key, each in zip(self.divided, back, strict=True)
             }
