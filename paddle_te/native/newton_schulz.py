@@ -28,7 +28,11 @@ def blocks_of(rows: int, columns: int) -> int:
 
 
 def is_grouped(count: int, rows: int, columns: int) -> bool:
-    """Say whether the products of so many matrices are one grouped GEMM, which reads lines of 16 bytes."""
+    """Say whether the products of so many matrices are one grouped GEMM, which reads lines of 16 bytes.
+
+    They may be any number: nvte_grouped_gemm takes memory by it, and cuBLAS documents no limit for its groups. TE's
+    limit of 64 (cublaslt_grouped_gemm.cu) is for lists of tensors, which have other functions.
+    """
     return count > 1 and not (rows % 8 or columns % 8) and min(rows, columns) <= GROUPED_MOST
 
 

@@ -293,7 +293,8 @@ class Ops(Protocol):
         """
 
     def newton_schulz(self, matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
-        """Return the matrices [out, in], all of one shape, made nearly orthogonal and times a factor: [n, out, in].
+        """Return matrices, each made nearly orthogonal and times a factor, one behind the other: [N, out, in].
 
-        The dtype is theirs, in which te has 16 bits. See `ops.newton_schulz`.
+        matrices: single ones [out, in] and stacks [n, out, in], all with the same out and in. The dtype is theirs, in
+        which te has 16 bits. See `ops.newton_schulz`.
         """

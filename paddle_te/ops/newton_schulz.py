@@ -8,5 +8,15 @@ A = Xᵀ·X. Backends take the smaller A of the two.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import paddle
+from paddle import Tensor
+
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315  # a, b, c
 LEAST_NORM = 1e-7  # torch.optim.Muon's eps: a matrix of zeros stays one
+
+
+def joined(matrices: Sequence[Tensor]) -> Tensor:
+    """Return a copy of matrices [out, in] and stacks of them [n, out, in], one behind the other: [N, out, in]."""
+    return paddle.concat([each.reshape([-1, *each.shape[-2:]]) for each in matrices])

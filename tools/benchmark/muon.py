@@ -139,7 +139,7 @@ def measure(arguments: argparse.Namespace, clock: Any, size: Size, stream: Any) 
     """Return {way: row} of a size."""
     import paddle
 
-    matrices = [paddle.randn([size.rows, size.columns]).astype("bfloat16") for _ in range(size.count)]
+    matrices = [paddle.randn(list(size)).astype("bfloat16")]  # a stack, as an update of experts is
     peers = {name: Way(name, matrices, stream) for name in ways_of(size)}
     rows: dict[str, dict[str, Any]] = {}
 

@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn.clip import _squared_l2_norm
 
-from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC
+from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC, joined
 
 
 def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tensor:
@@ -26,8 +26,12 @@ def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tens
 
 
 def _normalized(matrices: Sequence[Tensor]) -> Tensor:
-    """Return matrices of one shape divided by their Frobenius norms, above which no singular value is: [n, out, in]."""
-    stacked = paddle.stack([*matrices])
-    squares = [_squared_l2_norm(stacked[n].astype("float32")).reshape([1]) for n in range(len(matrices))]
-    norms = paddle.sqrt(paddle.concat(squares)).reshape([-1, 1, 1])
-    return stacked.divide_(paddle.maximum(norms, paddle.full_like(norms, LEAST_NORM)).astype(stacked.dtype))
+    """Return the matrices divided by their Frobenius norms, above which no singular value is: [N, out, in]."""
+    x, norms = joined(matrices), paddle.sqrt(paddle.concat([_squares(each) for each in matrices])).reshape([-1, 1, 1])
+    return x.divide_(paddle.maximum(norms, paddle.full_like(norms, LEAST_NORM)).astype(x.dtype))
+
+
+def _squares(matrices: Tensor) -> Tensor:
+    """Return the sum of squares of a matrix, or of each matrix of a stack: float32 [n]."""
+    wide = matrices.astype("float32")
+    return _squared_l2_norm(wide).reshape([1]) if wide.ndim == 2 else wide.square().sum([1, 2])

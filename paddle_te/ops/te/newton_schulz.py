@@ -20,7 +20,7 @@ from paddle import Tensor
 
 from paddle_te.native import addition
 from paddle_te.native import newton_schulz as kernels
-from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC
+from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC, joined
 from paddle_te.ops.te import experts, runtime
 from paddle_te.ops.te.runtime import Runtime, dtype_code
 
@@ -31,16 +31,16 @@ def newton_schulz(matrices: Sequence[Tensor], steps: int, factor: float) -> Tens
     """See `Ops.newton_schulz`. Matrices of one shape share their buffers."""
     with paddle.no_grad():
         rt, code = runtime.current(), dtype_code("a matrix of Newton-Schulz", matrices[0])
-        way = _way(rt, code, len(matrices), *matrices[0].shape)
-        return _all_steps(way, _normalized(rt, code, matrices), steps, factor)
+        return _all_steps(rt, code, _normalized(rt, code, matrices), steps, factor)
 
 
 def _normalized(rt: Runtime, code: int, matrices: Sequence[Tensor]) -> Tensor:
     """Return the matrices divided by their Frobenius norms: [n, rows, columns]."""
-    x, size = paddle.stack([*matrices]), int(matrices[0].size)
-    sums = rt.empty([len(matrices), kernels.parts_of(size)], paddle.float32)
+    x = joined(matrices)
+    count, rows, columns = x.shape
+    sums = rt.empty([count, kernels.parts_of(rows * columns)], paddle.float32)
     addresses = x.data_ptr(), sums.data_ptr()
-    kernels.divide_by_norms(rt.te, rt.stream, *addresses, len(matrices), size, LEAST_NORM, code)
+    kernels.divide_by_norms(rt.te, rt.stream, *addresses, count, rows * columns, LEAST_NORM, code)
     return x
 
 
@@ -53,8 +53,8 @@ def _way(rt: Runtime, code: int, count: int, rows: int, columns: int) -> _Singly
     return _Singly(rt, code)
 
 
-def _all_steps(way: _Singly, x: Tensor, steps: int, factor: float) -> Tensor:
-    first = min(steps, kernels.first_steps(x.shape[1], x.shape[2]))
+def _all_steps(rt: Runtime, code: int, x: Tensor, steps: int, factor: float) -> Tensor:
+    way, first = _way(rt, code, *x.shape), min(steps, kernels.first_steps(x.shape[1], x.shape[2]))
     at_once = [first] + [1] * (steps - first)
     x = way.begin(x)
     for number, count in enumerate(at_once, 1):
@@ -106,8 +106,7 @@ class _Singly:
         count, rows, columns = x.shape
         wide, small = rows <= columns, min(rows, columns)
         gram = self.rt.empty([count, small, small], x.dtype)
-        for of_x, of_gram in zip(self._each(x), self._each(gram), strict=True):
-            self.rt.te.gemm(of_x, of_x, of_gram, wide, not wide, self.rt.stream)
+        self._set_gram(x, gram, (wide, not wide))
         return _Square(gram, gram)
 
     def product(self, left: _Square, right: _Square, added: _Square, alpha: float, beta: float) -> _Square:
@@ -126,6 +125,11 @@ class _Singly:
         """Return factor · (square + I) · X, or of more rows than columns factor · X · (square + I)."""
         operands = (square.whole, x) if x.shape[1] <= x.shape[2] else (x, square.whole)
         return self._multiplied(*operands, x, factor, factor)
+
+    def _set_gram(self, x: Tensor, gram: Tensor, transposed: tuple[bool, bool]) -> None:
+        """Set each matrix of gram to op(x) · op(x), op by BLAS's rule."""
+        for of_x, of_gram in zip(self._each(x), self._each(gram), strict=True):
+            self.rt.te.gemm(of_x, of_x, of_gram, *transposed, self.rt.stream)
 
     def _multiplied(self, left: Tensor, right: Tensor, added: Tensor, alpha: float, beta: float) -> Tensor:
         result, rt = added.clone(), self.rt
@@ -149,12 +153,8 @@ class _Grouped(_Singly):
         self._begins = {size: paddle.arange(count + 1, dtype="int64") * (size[0] * size[1]) for size in sizes}
         self._rows = {size: paddle.full([count], size[0], "int64") for size in sizes}
 
-    def gram(self, x: Tensor) -> _Square:
-        """Return X·Xᵀ or Xᵀ·X."""
-        wide, small = x.shape[1] <= x.shape[2], min(x.shape[1:])
-        gram = self.rt.empty([self._count, small, small], x.dtype)
-        self._gemm(x, x, gram, (wide, not wide), experts.factors())
-        return _Square(gram, gram)
+    def _set_gram(self, x: Tensor, gram: Tensor, transposed: tuple[bool, bool]) -> None:
+        self._gemm(x, x, gram, transposed, experts.factors())
 
     def _multiplied(self, left: Tensor, right: Tensor, added: Tensor, alpha: float, beta: float) -> Tensor:
         result = self.rt.empty(added.shape, added.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from paddle import Tensor
 
@@ -17,15 +18,16 @@ from paddle_te.weights.layout import Layout, Place
 
 @dataclass(frozen=True)
 class Unit:
-    """A stretch of a weight that holds whole matrices: all of it, or one expert's share of a weight of all experts.
+    """A stretch of a weight that holds whole matrices: all of it, or some of a weight of all experts.
 
-    weight: its name in Paddle. begin: the place of the stretch's first element in the flat weight. shape: as stored, of
-    this tensor parallel rank. place: as if the stretch were a tensor of its own.
+    weight: its name in Paddle. begin: the place of the stretch's first element in the flat weight. shape: of this
+    tensor parallel rank, [rows, columns] as stored, or of experts [matrices, rows, columns]. place: as if the stretch,
+    or one of its matrices, were a tensor of its own.
     """
 
     weight: str
     begin: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     place: Place
 
     @property
@@ -34,16 +36,24 @@ class Unit:
         return math.prod(self.shape)
 
 
-def units_of(name: str, parameter: Tensor, layout: Layout) -> list[Unit]:
+def units_of(name: str, parameter: Tensor, layout: Layout, ranks: int = 1) -> list[Unit]:
     """Return the Units of a weight; [] for one that AdamW updates.
 
-    name: the weight's in the model's layout. parameter: this tensor parallel rank's.
+    name: the weight's in the model's layout. parameter: this tensor parallel rank's. ranks: among which experts'
+    matrices are divided evenly, in a Unit for each rank.
     """
     if not layout.is_matrix(name):
         return []
     place = layout.place(name)
-    *experts, rows, columns = parameter.shape
-    expert = 0 if place.slot.stacked else place.expert
-    single = place._replace(expert=expert, slot=replace(place.slot, experts=False))
-    count = math.prod(experts)
-    return [Unit(parameter.name, n * rows * columns, (rows, columns), single) for n in range(count)]
+    if not place.slot.stacked:
+        return [Unit(parameter.name, 0, tuple(parameter.shape), place)]
+    # an expert's gate and up are alike and lie one behind the other: the weight is a stack of matrices as it is
+    (experts, both, columns), parts = parameter.shape, place.slot.parts
+    count, rows = experts * len(parts), both // len(parts)
+    one = place._replace(expert=0, slot=replace(place.slot, parts=parts[:1], experts=False))
+    edges = pairwise(count * rank // ranks for rank in range(ranks + 1))
+    return [
+        Unit(parameter.name, first * rows * columns, (last - first, rows, columns), one)
+        for first, last in edges
+        if first < last
+    ]

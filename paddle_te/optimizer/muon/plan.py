@@ -22,7 +22,7 @@ from paddle_te.weights.layout import SPLIT_AXIS, Dims, Part
 
 @dataclass(frozen=True)
 class Key:
-    """A matrix among those that a rank works on: the number of its Unit, and which of its parts."""
+    """A matrix among those that a rank works on, or a stack of experts': the number of its Unit, and the part."""
 
     unit: int
     part: Part
@@ -191,7 +191,8 @@ def _piece(unit: Unit, share: Shares) -> Piece:
 def _exchange(units: Sequence[Unit], shares: Mapping[str, Shares], ranks: TensorParallel) -> Exchange:
     overlaps = [[shares[unit.weight].overlap(n, unit.begin, unit.size) for n in range(ranks.size)] for unit in units]
     sizes = [[last - first for first, last in of_unit] for of_unit in overlaps]
-    return Exchange(ranks, sizes, balanced([newton_schulz_flops(*unit.shape) for unit in units], ranks.size))
+    costs = [math.prod(unit.shape[:-2]) * newton_schulz_flops(*unit.shape[-2:]) for unit in units]
+    return Exchange(ranks, sizes, balanced(costs, ranks.size))
 
 
 def _newton_schulz(matrices: Mapping[Key, Tensor], ops: Ops) -> dict[Key, Tensor]:
@@ -199,8 +200,11 @@ def _newton_schulz(matrices: Mapping[Key, Tensor], ops: Ops) -> dict[Key, Tensor
     alike: defaultdict[tuple[int, ...], list[Key]] = defaultdict(list)
     done: dict[Key, Tensor] = {}
     for key, matrix in matrices.items():
-        alike[tuple(matrix.shape)].append(key)
+        alike[tuple(matrix.shape[-2:])].append(key)
     for shape, keys in alike.items():
-        results = ops.newton_schulz([matrices[key] for key in keys], NEWTON_SCHULZ_STEPS, 0.2 * math.sqrt(max(shape)))
-        done |= {key: results[number] for number, key in enumerate(keys)}
+        given = [matrices[key] for key in keys]
+        results = ops.newton_schulz(given, NEWTON_SCHULZ_STEPS, 0.2 * math.sqrt(max(shape)))
+        counts = [math.prod(each.shape[:-2]) for each in given]
+        found = parted(results, counts)
+        done |= {key: part.reshape(each.shape) for key, part, each in zip(keys, found, given, strict=True)}
     return done

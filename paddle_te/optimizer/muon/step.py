@@ -47,7 +47,7 @@ def bind_muon(
     shares = shares_of(optimizer)
     known = {*shares, *held_by(optimizer, parameters.values())}
     units = [
-        units_of(name, parameter, layout)
+        units_of(name, parameter, layout, shares[parameter.name].ranks.size if parameter.name in shares else 1)
         for name, parameter in parameters.items()
         if not parameter.stop_gradient and parameter.name in known
     ]

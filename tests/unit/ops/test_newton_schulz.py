@@ -109,6 +109,26 @@ def test_many_experts_are_each_of_them(shape, seed, monkeypatch):
     assert {name for name, _ in native.load().counts()} >= {"gemm", "grouped_gemm"}
 
 
+@pytest.mark.parametrize("backend, dtype", [("paddle", "float32"), ("transformer_engine", "bfloat16")])
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_stack_is_its_matrices(backend, dtype, count, seed, monkeypatch):
+    """By themselves and beside others. te has one grouped GEMM for any number of them."""
+    emulated_te.install(monkeypatch.setattr)
+    numbers = np.random.default_rng(seed).standard_normal((count + 1, 8, 16)).astype("float32")
+    stack, ops = paddle.to_tensor(numbers).astype(dtype), get_ops(backend)
+    before = stack.astype("float32").numpy()
+    for given in ([stack], [stack[0], stack[1:]]):
+        got = ops.newton_schulz(given, STEPS, FACTOR)
+        assert got.shape == stack.shape and got.dtype == stack.dtype
+        for matrix, result in zip(before, got.astype("float32").numpy(), strict=True):
+            # 100 seeds: at most 2.2e-6, and 0.036 in te
+            assert relative(result, reference(matrix)) < (1e-5 if dtype == "float32" else 0.054)
+    np.testing.assert_array_equal(stack.astype("float32").numpy(), before)
+    if backend == "transformer_engine":
+        calls = sum(n for (kernel, _), n in native.load().counts().items() if kernel == "grouped_gemm")
+        assert calls == 2 * 3 * STEPS
+
+
 def test_which_way_is_taken():
     """Llama-3-8B's and Qwen3-30B-A3B's matrices."""
     blocks, grouped, first = kernels.blocks_of, kernels.is_grouped, kernels.first_steps

@@ -1,5 +1,6 @@
 """Muon's matrices among ranks: two tensor parallel ranks, and sharding ranks with slices, in threads of one process."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -18,11 +19,12 @@ from tests.unit.optimizer.muon.cases import LLAMA, MOE, draw, make, matrices, sh
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The shapes of the matrices that were made orthogonal."""
+    """The shapes of the matrices that were made orthogonal, in stacks or singly."""
     shapes, original = [], get_ops("paddle").newton_schulz
 
     def newton_schulz(tensors, steps, factor):
-        shapes.extend(tuple(tensor.shape) for tensor in tensors)
+        for tensor in tensors:
+            shapes.extend([tuple(tensor.shape[-2:])] * math.prod(tensor.shape[:-2]))
         return original(tensors, steps, factor)
 
     monkeypatch.setattr(get_ops("paddle"), "newton_schulz", newton_schulz)
@@ -56,7 +58,7 @@ def test_slices_of_sharding_ranks_come_back(ranks, seed, monkeypatch, counted):
     case, group, random, idle = draw(seed, MOE), Group(ranks), np.random.default_rng(seed), []
     parameters, _ = make(case)
     names = [name for name in parameters if case.layout.is_matrix(name)]
-    units = [units_of(name, parameters[name], case.layout) for name in names]
+    units = [units_of(name, parameters[name], case.layout, ranks) for name in names]
     updates = {parameters[name].name: case.grads[0][name].reshape(-1) for name in names}
     edges = {
         name: [0, *sorted(random.integers(0, flat.size + 1, ranks - 1)), flat.size] for name, flat in updates.items()
@@ -75,12 +77,43 @@ def test_slices_of_sharding_ranks_come_back(ranks, seed, monkeypatch, counted):
     of_ranks = group.run(run)
     assert idle and len(counted) == len(matrices(case, case.weights))
     whole = {}
+    units = [units_of(name, parameters[name], case.layout) for name in names]
     for chunk in chunks_of(units, {}, TensorRanks(case.dims, None)):
         flat = {name: paddle.to_tensor(array) for name, array in updates.items()}
         whole |= {name: result.numpy() for name, result in chunk.orthogonal(flat, get_ops("paddle")).items()}
     for name, want in whole.items():
         got = np.concatenate([mine[name] for mine in of_ranks if name in mine])
         np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_weight_of_experts_is_one_view(seed, monkeypatch):
+    """Its update reaches Newton–Schulz as it is, and comes back as it was made."""
+    case = draw(seed, MOE)
+    parameters, _ = make(case)
+    (name,) = [name for name in parameters if name.endswith("layers.0.transformer.moe_layer.experts.fc1_weight")]
+    (chunk,) = chunks_of([units_of(name, parameters[name], case.layout)], {}, TensorRanks(case.dims, None))
+    update, made = paddle.to_tensor(case.grads[0][name].reshape(-1)), paddle.ones([8, 12, 24])
+
+    def newton_schulz(tensors, steps, factor):
+        (stack,) = tensors
+        assert stack.data_ptr() == update.data_ptr() and stack.shape == made.shape
+        return made
+
+    monkeypatch.setattr(get_ops("paddle"), "newton_schulz", newton_schulz)
+    (result,) = chunk.orthogonal({parameters[name].name: update}, get_ops("paddle")).values()
+    assert result.data_ptr() == made.data_ptr() and result.shape == [made.size]
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 16])
+def test_ranks_get_experts_evenly(ranks, seed):
+    """Gate and up of four experts: eight matrices, all of them in order."""
+    case = draw(seed, MOE)
+    parameters, _ = make(case)
+    name = next(name for name in parameters if name.endswith("experts.fc1_weight"))
+    units = units_of(name, parameters[name], case.layout, ranks)
+    assert [unit.shape[0] for unit in units] == {1: [8], 3: [2, 3, 3], 16: [1] * 8}[ranks]
+    ends = [unit.begin + unit.size for unit in units]
+    assert [unit.begin for unit in units] == [0, *ends[:-1]] and ends[-1] == parameters[name].size
 
 
 def test_works_are_balanced():
