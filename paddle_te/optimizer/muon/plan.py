@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 import paddle
 from paddle import Tensor
@@ -18,6 +19,8 @@ from paddle_te.optimizer.muon.exchange import Exchange, balanced, parted
 from paddle_te.optimizer.muon.matrices import Unit
 from paddle_te.planner.muon import CHUNK, NEWTON_SCHULZ_STEPS, newton_schulz_flops
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, Part
+
+Precision = Literal["bfloat16", "float32"]  # of the updates that Newton–Schulz reads and gives
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,13 @@ class Chunk:
         """Return {weight's name: elements of it that this rank has}, in order, without weights that it has none of."""
         return {piece.weight: piece.begin + piece.size for piece in self.pieces if piece.size}
 
-    def orthogonal(self, updates: Mapping[str, Tensor], ops: Ops) -> dict[str, Tensor]:
+    def orthogonal(self, updates: Mapping[str, Tensor], ops: Ops, dtype: Precision) -> dict[str, Tensor]:
         """Return the updates, this rank's elements of each weight, flat, made orthogonal and scaled. Collective.
 
-        Behind a weight's last element there may be padding, which the result does not have.
+        dtype: of all ranks' updates, of which this rank may have none. Behind a weight's last element there may be
+        padding, which the result does not have.
         """
-        pieces = [_cut(updates, piece) for piece in self.pieces]
+        pieces = [_cut(updates, piece, dtype) for piece in self.pieces]
         whole = pieces if self.sharded is None else [paddle.concat(each) for each in self.sharded.gather(pieces)]
         results = self._of_units([each.reshape(unit.shape) for each, unit in zip(whole, self.own, strict=True)], ops)
         flat = [result.reshape([-1]) for result in results]
@@ -176,10 +180,10 @@ class Chunk:
         ]
 
 
-def _cut(updates: Mapping[str, Tensor], piece: Piece) -> Tensor:
-    """Return a Piece of the updates, whose dtype all have; one without elements is a view of none of them."""
+def _cut(updates: Mapping[str, Tensor], piece: Piece, dtype: Precision) -> Tensor:
+    """Return a Piece of the updates; one without elements is a view of none of them."""
     if not piece.size:
-        return paddle.empty([0], next(iter(updates.values())).dtype)
+        return paddle.empty([0], dtype)
     return updates[piece.weight][piece.begin : piece.begin + piece.size]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import paddle
 from paddle import Tensor
@@ -18,7 +18,7 @@ from paddle_te.optimizer.adamw import Pair
 from paddle_te.optimizer.compact_states import CompactAdamW, replace_weight, whole_weight
 from paddle_te.optimizer.holding import held_by, layers_of, shares_of
 from paddle_te.optimizer.muon.matrices import units_of
-from paddle_te.optimizer.muon.plan import Chunk, TensorRanks, chunks_of
+from paddle_te.optimizer.muon.plan import Chunk, Precision, TensorRanks, chunks_of
 from paddle_te.weights.layout import Dims, Layout
 
 MOMENTUM = 0.95  # torch.optim.Muon's and Moonlight's
@@ -68,7 +68,7 @@ class Muon(CompactAdamW):
     momentum: float
     matrices: set[str] = set()
     chunks: Sequence[Chunk] = ()
-    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    precision: Precision = "bfloat16"
     _making = ""  # the parameter whose states are made
 
     def _create_accumulators(self, block: Any, parameters: Sequence[Tensor]) -> None:
@@ -111,7 +111,7 @@ class Muon(CompactAdamW):
             name: paddle.zeros([size], self.precision) for name, size in chunk.sizes.items() if name not in pairs
         }
         updates |= self._momenta(mine)
-        results = chunk.orthogonal(updates, self.ops)
+        results = chunk.orthogonal(updates, self.ops, self.precision)
         for alike in self._alike(mine):
             self._apply([(param, _padded(results[param.name], param.size)) for param, _ in alike])
 

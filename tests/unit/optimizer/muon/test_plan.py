@@ -52,10 +52,10 @@ def test_tensor_parallel_ranks_are_one_process(config, seed, counted):
 def test_slices_of_sharding_ranks_come_back(ranks, seed, monkeypatch, counted):
     """Ranks have arbitrary ranges of flat weights, some of them nothing; so small chunks are several.
 
-    Some have fewer matrices than there are ranks.
+    Some have fewer matrices than there are ranks, and a rank has no element of some.
     """
     monkeypatch.setattr(plan, "CHUNK", 700)
-    case, group, random, idle = draw(seed, MOE), Group(ranks), np.random.default_rng(seed), []
+    case, group, random, idle, empty = draw(seed, MOE), Group(ranks), np.random.default_rng(seed), [], []
     parameters, _ = make(case)
     names = [name for name in parameters if case.layout.is_matrix(name)]
     units = [units_of(name, parameters[name], case.layout, ranks) for name in names]
@@ -63,7 +63,8 @@ def test_slices_of_sharding_ranks_come_back(ranks, seed, monkeypatch, counted):
     edges = {
         name: [0, *sorted(random.integers(0, flat.size + 1, ranks - 1)), flat.size] for name, flat in updates.items()
     }
-    edges[units[0][0].weight] = [0] * ranks + [updates[units[0][0].weight].size]
+    for of_weight in units[:3]:
+        edges[of_weight[0].weight] = [0] * ranks + [updates[of_weight[0].weight].size]
 
     def run(rank):
         mine = Rank(group, rank, ranks)
@@ -72,15 +73,20 @@ def test_slices_of_sharding_ranks_come_back(ranks, seed, monkeypatch, counted):
         assert len(chunks) > 2
         idle.extend(chunk for chunk in chunks if not chunk.own)
         cut = {name: paddle.to_tensor(flat[slice(*shares[name].ranges[rank])]) for name, flat in updates.items()}
-        return {k: v.numpy() for chunk in chunks for k, v in chunk.orthogonal(cut, get_ops("paddle")).items()}
+        results: dict = {}
+        for chunk in chunks:
+            theirs = {name: cut[name] for name in chunk.sizes}
+            empty.extend([chunk] * (not theirs))
+            results |= chunk.orthogonal(theirs, get_ops("paddle"), "float32")
+        return {name: result.numpy() for name, result in results.items()}
 
     of_ranks = group.run(run)
-    assert idle and len(counted) == len(matrices(case, case.weights))
+    assert idle and empty and len(counted) == len(matrices(case, case.weights))
     whole = {}
     units = [units_of(name, parameters[name], case.layout) for name in names]
     for chunk in chunks_of(units, {}, TensorRanks(case.dims, None)):
         flat = {name: paddle.to_tensor(array) for name, array in updates.items()}
-        whole |= {name: result.numpy() for name, result in chunk.orthogonal(flat, get_ops("paddle")).items()}
+        whole |= {name: result.numpy() for name, result in chunk.orthogonal(flat, get_ops("paddle"), "float32").items()}
     for name, want in whole.items():
         got = np.concatenate([mine[name] for mine in of_ranks if name in mine])
         np.testing.assert_allclose(got, want, atol=1e-5)
@@ -100,7 +106,7 @@ def test_a_weight_of_experts_is_one_view(seed, monkeypatch):
         return made
 
     monkeypatch.setattr(get_ops("paddle"), "newton_schulz", newton_schulz)
-    (result,) = chunk.orthogonal({parameters[name].name: update}, get_ops("paddle")).values()
+    (result,) = chunk.orthogonal({parameters[name].name: update}, get_ops("paddle"), "float32").values()
     assert result.data_ptr() == made.data_ptr() and result.shape == [made.size]
 
 
