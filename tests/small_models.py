@@ -65,6 +65,7 @@ OWN = {
     QWEN2_MOE.model_type: FEW | dict(shared_expert_intermediate_size=96),
     QWEN3_MOE.model_type: FEW,
     OLMOE.model_type: dict(num_experts=8, num_experts_per_tok=2),
+    GRANITE.model_type: MULTIPLIED,
     GRANITE_MOE.model_type: MULTIPLIED | dict(num_local_experts=8),
     GLAM.model_type: dict(num_experts=8, num_key_value_heads=None),
     GPT_OSS.model_type: dict(sliding_window=20, num_local_experts=8, router_aux_loss_coef=0.0),

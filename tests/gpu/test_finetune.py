@@ -213,7 +213,7 @@ def train(model, batches):
 
 @pytest.mark.parametrize(
     "family, precision",
-    [("llama", "current")]
+    [("llama", "current"), ("granite", "bf16"), ("granite", "delayed")]
     + [(family, "bf16") for family in TE_FAMILIES]
     + [(family, "delayed") for family in FP8_FAMILIES],
 )
