@@ -67,6 +67,7 @@ PARTS = {  # of a variant's name, after its backend, joined by "_"
     "muon": dict(optim="muon"),
     # where micro-batches have different numbers of labels that count
     "packed": dict(reset_attention_mask=True, reset_position_ids=True, eod_mask_loss=True),
+    "uneven": dict(eod_mask_loss=True, uneven=True),  # very different ones
     "whole": dict(per_device_train_batch_size=12, gradient_accumulation_steps=1),
     "early": dict(optimizer_in_backward="unclipped"),
     "late": dict(optimizer_in_backward="last_norm", max_grad_norm=0.05),

@@ -111,17 +111,19 @@ class SameBatch(MockDataset):
     """The same 12 sequences in every step, so that there is something to learn.
 
     end_of_document: None, or the token that ends documents: the sequences then have several, but for the first one.
+    uneven: each sequence instead begins with more such tokens than the one before, and ends with fewer others.
     """
 
-    def __init__(self, *args, end_of_document):
+    def __init__(self, *args, end_of_document, uneven):
         super().__init__(*args)
-        self.end_of_document = end_of_document
+        self.end_of_document, self.uneven = end_of_document, uneven
 
     def __getitem__(self, index):
         index %= 12
         sample = super().__getitem__(index)
         if self.end_of_document is not None and index:
-            sample["text"][index % 5 :: 8 + index] = self.end_of_document
+            ends = slice(2 * index) if self.uneven else slice(index % 5, None, 8 + index)
+            sample["text"][ends] = self.end_of_document
         return sample
 
 
@@ -188,7 +190,7 @@ def state_bytes(optimizer):
     return sum(size for size, _ in sizes), sum(size for size, on_host in sizes if on_host)
 
 
-NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded", "unrepaired")
+NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded", "unrepaired", "uneven")
 
 
 def run(base, variant, output):
@@ -209,12 +211,13 @@ def run(base, variant, output):
         config = pretrain.make_config(model_args, data_args, training_args, None)
         model = pretrain.make_model(config, model_args, training_args)
         losses, end = Losses(), config.eos_token_id
+        documents = dict(end_of_document=end if data_args.eod_mask_loss else None, uneven=variant.get("uneven"))
         size = 12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3
         trainer = PretrainingTrainer(
             model=model,
             args=training_args,
             data_collator=make_collator(data_args, training_args, end),
-            train_dataset=SameBatch(*size, end_of_document=end if data_args.reset_attention_mask else None),
+            train_dataset=SameBatch(*size, **documents),
             optimizers=(None, pretrain.make_scheduler(training_args)),
             callbacks=[losses],
             labels_vary=data_args.eod_mask_loss,
