@@ -1128,7 +1128,7 @@ def install(setattr=setattr):
         scaling,
         statistics,
     )
-    from paddle_te.ops.te import attention, quantized, runtime
+    from paddle_te.ops.te import attention_support, quantized, runtime
     from paddle_te.ops.te import experts as of_experts
     from tests import emulated_experts
 
@@ -1162,4 +1162,4 @@ def install(setattr=setattr):
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))
     setattr(of_experts, "cublas_version", lambda: (13, 6))
-    setattr(attention, "cudnn_version", lambda: (9, 26))
+    setattr(attention_support, "cudnn_version", lambda: (9, 26))

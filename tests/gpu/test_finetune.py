@@ -11,7 +11,7 @@ from paddle_te.hosts.paddlenlp.evaluation.tasks import Request, Scorer
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.models.lora import TARGETS
-from paddle_te.ops.te import attention
+from paddle_te.ops.te import attention_support
 from paddle_te.options.lora import Adapter
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
@@ -219,7 +219,7 @@ def train(model, batches):
 )
 def test_packed_steps(gpu, seed, family, precision):
     """Full recompute runs the boundaries through backward as well."""
-    if family == "gpt_oss" and (present := attention.cudnn_version()) < attention.CUDNN_PACKED_OFFSET:
+    if family == "gpt_oss" and (present := attention_support.cudnn_version()) < attention_support.CUDNN_PACKED_OFFSET:
         pytest.skip("cuDNN {}.{}: its gradient of sinks over packed documents is right from 9.26 on".format(*present))
     sizes = SIZES | dict(family=family)
     settings = dict(recompute=True, recompute_granularity="full") | FP8.get(precision, {})

@@ -8,12 +8,10 @@ from paddle_te.ops.te.activation import activate
 from paddle_te.ops.te.attention import (
     attention_with_lse,
     attention_with_lse_backward,
-    check_attention,
-    check_packed_attention,
     dot_product_attention,
     rotary_attention,
-    rotary_qkv,
 )
+from paddle_te.ops.te.attention_support import check_attention, check_packed_attention
 from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.latent import latent_qkv
@@ -22,6 +20,7 @@ from paddle_te.ops.te.mlp import layernorm_mlp
 from paddle_te.ops.te.newton_schulz import newton_schulz
 from paddle_te.ops.te.norm import normalize
 from paddle_te.ops.te.quantized import amax_and_scale_update, check_block_scaling, quantize_weight
+from paddle_te.ops.te.rotation import rotary_qkv
 from paddle_te.ops.te.self_attention import self_attention
 
 __all__ = [

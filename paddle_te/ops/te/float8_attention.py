@@ -49,7 +49,7 @@ class QuantizersOfOne(Protocol):
 
 
 class Sizes(Protocol):
-    """The part of `attention._Heads` that this file reads."""
+    """The part of `core_attention.AttentionSizes` that this file reads."""
 
     q: tuple[int, ...]
     kv: tuple[int, ...]

@@ -9,8 +9,8 @@ from paddle import Tensor
 from paddle_te.native import latent
 from paddle_te.ops.heads import LatentHeads
 from paddle_te.ops.te import autograd
-from paddle_te.ops.te.attention import rows_of_angles
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
+from paddle_te.ops.te.rotation import rows_of_angles
 from paddle_te.ops.te.runtime import check_tensor, dtype_code
 
 

@@ -17,10 +17,10 @@ from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.attention import (
     AttentionSettings,
-    in_float32,
     rotary_attention_backward,
     rotary_attention_forward,
 )
+from paddle_te.ops.te.core_attention import in_float32
 from paddle_te.ops.te.gemm import SavedColumn, drop_data
 from paddle_te.ops.te.linear import (
     LinearSettings,

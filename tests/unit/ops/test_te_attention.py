@@ -9,9 +9,10 @@ import pytest
 
 from paddle_te import native
 from paddle_te.layers import RotaryPositionEmbedding
+from paddle_te.ops import pd
+from paddle_te.ops import te as of_te
 from paddle_te.ops.heads import Heads, Scores
-from paddle_te.ops.pd import attention as pd_attention
-from paddle_te.ops.te import attention
+from paddle_te.ops.te import attention, attention_support, rotation
 from tests import emulated_te
 
 
@@ -44,7 +45,7 @@ def both(function, inputs, *args, tokens=None, **kwargs):
         for t in tensors:
             t.stop_gradient = False
         paddle.seed(3)
-        out = getattr({"te": attention, "pd": pd_attention}[name], function)(*tensors, *args, **kwargs)
+        out = getattr({"te": of_te, "pd": pd}[name], function)(*tensors, *args, **kwargs)
         outs = out if isinstance(out, tuple) else (out[:, :tokens],)
         paddle.autograd.backward(list(outs), [paddle.randn(o.shape).astype(dtype) for o in outs])
         results.append([t.astype("float32").numpy() for t in (*outs, *(t.grad for t in tensors))])
@@ -153,7 +154,7 @@ def test_positions_of_their_own(seed, te, own):
 def test_angles_of_another_shape_are_refused(te):
     for shape in ([2, 5, 16], [5, 16], [6], [6, 32]):
         with pytest.raises(ValueError, match="angles"):
-            attention.rotary_qkv(draw(2, 6, 8 * 16), paddle.zeros(shape), Heads(4, 2))
+            rotation.rotary_qkv(draw(2, 6, 8 * 16), paddle.zeros(shape), Heads(4, 2))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_angles_of_another_shape_are_refused(te):
 )
 def test_widths_of_latent_attention(te, monkeypatch, capability, widths, message):
     stream = SimpleNamespace(capability=capability)
-    monkeypatch.setattr(attention.runtime, "current", lambda: SimpleNamespace(stream=stream))
+    monkeypatch.setattr(attention_support.runtime, "current", lambda: SimpleNamespace(stream=stream))
     head_dim, value_dim = widths
     with pytest.raises(ValueError, match=message) if message else nullcontext():
-        attention.check_attention(head_dim, -1, False, 0.0, value_dim=value_dim)
+        attention_support.check_attention(head_dim, -1, False, 0.0, value_dim=value_dim)
