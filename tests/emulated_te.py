@@ -167,7 +167,7 @@ class Steps:
     def __init__(self, kept, temporary, steps):
         self.kept, self.temporary, self.steps = kept, temporary, steps
 
-    def run(self, memories, allocate):
+    def run(self, memories, allocate, temporary):
         address = lambda memory: memory if type(memory) is int else 0 if memory is None else memory.data_ptr()  # noqa: E731
         bases = [address(memory) for memory in memories]
 
@@ -178,12 +178,11 @@ class Steps:
             for index, offset in offsets:
                 bases[index] = address(memory) + offset
 
-        (of_kept, kept), (of_temporary, pieces) = self.kept, self.temporary
+        of_kept, kept = self.kept
         if of_kept is not None:
             put(0, allocate(*of_kept))
         locate(memories[0], kept)
-        temporary = None if of_temporary is None else allocate(*of_temporary)
-        locate(temporary, pieces)
+        locate(temporary, self.temporary)
         for new, run, result, ends in self.steps:
             for index, arguments in new:
                 put(index, allocate(*arguments))

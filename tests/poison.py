@@ -2,12 +2,14 @@
 
 import math
 
+import paddle
+
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import Runtime
 
 
 def poison_allocations(monkeypatch):
-    """Every tensor that te's ops allocate is full of NaN until it is written."""
+    """Every tensor that te's ops allocate is full of NaN until it is written, and scratch memory is before each run."""
     allocate = Runtime.allocate
 
     def nan(shape, dtype, place):
@@ -16,3 +18,4 @@ def poison_allocations(monkeypatch):
         return tensor
 
     monkeypatch.setattr(Runtime, "allocate", staticmethod(nan))
+    monkeypatch.setattr(Runtime, "scratch", lambda rt, size: rt.empty([size], paddle.uint8) if size else None)

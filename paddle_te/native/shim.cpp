@@ -69,15 +69,16 @@ bases: a list, whose first element counts for nothing. Where a tensor was given 
 
   py::class_<Steps>(m, "Steps", py::module_local(), R"(Sequences with the memory that they need.
 
-kept, temporary: (arguments of an allocation, or None; [(index, offset)] of the memory that lies in it).
+kept: (arguments of an allocation, or None; [(index, offset)] of the memory that lies in it). temporary: [(index, offset)]
+of the memory that lies in what a run is given for it.
 steps: [(new, run, result, ends)]. new: [(index, arguments)] to allocate; run: a Sequence, or a function that takes the
 list of all memory; result: the index of what the function returns, -1 for nothing; ends: indices of what to let go.)")
-      .def(py::init<Steps::Whole, Steps::Whole, std::vector<Steps::Step>>(), "kept"_a, "temporary"_a, "steps"_a)
-      .def("run", &Steps::run, "memories"_a, "allocate"_a,
+      .def(py::init<Steps::Whole, Steps::Pieces, std::vector<Steps::Step>>(), "kept"_a, "temporary"_a, "steps"_a)
+      .def("run", &Steps::run, "memories"_a, "allocate"_a, "temporary"_a,
            R"(Allocates memory by allocate(*arguments), and makes the calls.
 
 memories: a list of objects with data_ptr(), or of addresses, by index, None where there is none; completed here.
-memories[0] is what is kept: it is allocated here, or given.)");
+memories[0] is what is kept: it is allocated here, or given. temporary: likewise, in which what is temporary lies.)");
 
   m.def("counts", &counts,
         R"(How often each function has started work since the module was loaded, as {(name, precision): number}.

@@ -8,13 +8,15 @@
 // Memory is a Python object with data_ptr(), or the address itself. It is known by its place in the list `memories`.
 class Steps {
  public:
-  // Memory in which others lie, as (index, offset). arguments: of its allocation, None for none.
-  using Whole = std::tuple<py::object, std::vector<std::pair<size_t, uintptr_t>>>;
+  // What lies in other memory, as (index, offset).
+  using Pieces = std::vector<std::pair<size_t, uintptr_t>>;
+  // The arguments of an allocation, None for none, and what lies in it.
+  using Whole = std::tuple<py::object, Pieces>;
   // What to allocate, as (index, arguments); a Sequence or a Python function; where the function's result goes, -1 for
   // nowhere; what nobody uses afterwards.
   using Step = std::tuple<std::vector<std::pair<size_t, py::tuple>>, py::object, int64_t, std::vector<size_t>>;
 
-  Steps(Whole kept, Whole temporary, std::vector<Step> steps)
+  Steps(Whole kept, Pieces temporary, std::vector<Step> steps)
       : kept_(std::move(kept)), temporary_(std::move(temporary)), steps_(std::move(steps)) {
     for (const Step& step : steps_) {
       const py::object& run = std::get<1>(step);
@@ -22,8 +24,9 @@ class Steps {
     }
   }
 
-  // allocate(*arguments): memory. What is kept is memories[0], given or allocated here.
-  void run(const py::list& memories, const py::object& allocate) const {
+  // allocate(*arguments): memory. temporary: in which what is temporary lies, or None. What is kept is memories[0],
+  // given or allocated here.
+  void run(const py::list& memories, const py::object& allocate, const py::object& temporary) const {
     Bases bases(memories.size());
     for (size_t i = 0; i < memories.size(); i++) bases.set(i, address(PyList_GET_ITEM(memories.ptr(), i)));
     const auto put = [&](size_t index, py::object memory) {
@@ -33,9 +36,7 @@ class Steps {
     const auto& [of_kept, kept] = kept_;
     if (!of_kept.is_none()) put(0, allocate(*of_kept));
     locate(bases, address(PyList_GET_ITEM(memories.ptr(), 0)), kept);
-    const auto& [of_temporary, pieces] = temporary_;
-    const py::object temporary = of_temporary.is_none() ? py::none() : allocate(*of_temporary);
-    locate(bases, address(temporary.ptr()), pieces);
+    locate(bases, address(temporary.ptr()), temporary_);
     for (size_t i = 0; i < steps_.size(); i++) {
       const auto& [allocated, function, result, ends] = steps_[i];
       for (const auto& [index, arguments] : allocated) put(index, allocate(*arguments));
@@ -58,11 +59,12 @@ class Steps {
     if (!address) throw py::error_already_set();
     return to_integer(py::reinterpret_steal<py::object>(address).ptr());
   }
-  static void locate(Bases& bases, uintptr_t base, const std::vector<std::pair<size_t, uintptr_t>>& pieces) {
+  static void locate(Bases& bases, uintptr_t base, const Pieces& pieces) {
     for (const auto& [index, offset] : pieces) bases.set(index, base + offset);
   }
 
-  Whole kept_, temporary_;
+  Whole kept_;
+  Pieces temporary_;
   std::vector<Step> steps_;
   std::vector<const Sequence*> sequences_;  // null for a Python function
 };

@@ -38,7 +38,8 @@ def _steps(steps: Steps) -> Iterator[str]:
     for what, packing in ("kept for the backward", steps.kept), ("temporary", steps.temporary):
         if packing.size:
             places = ", ".join(f"m{index} at {offset}" for index, offset in sorted(packing.offsets))
-            yield f"  allocate {packing.size} bytes, {what}: {places}"
+            verb = "use scratch memory of" if steps.in_scratch and packing is steps.temporary else "allocate"
+            yield f"  {verb} {packing.size} bytes, {what}: {places}"
     for group in steps.groups:
         for index, shape, dtype in group.new:
             yield f"  allocate m{index} {shape} {str(dtype).removeprefix('paddle.')}"

@@ -76,10 +76,18 @@ class Runtime:
         self.tensor = kept_tensors(self.te.Tensor)
         self.place = paddle.framework._current_expected_place()
         self.stream = self.te.Stream(raw_stream, lambda size: self.empty([size], paddle.uint8))
+        self._scratch: Tensor | None = None
+        self._scratch_size = 0
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Tensor:
         """Make an uninitialised tensor."""
         return self.allocate(shape, dtype, self.place)  # type: ignore[arg-type]  # a tuple as well
+
+    def scratch(self, size: int) -> Tensor | None:
+        """Return memory of at least so many bytes, for calls that are made at once. Later ones get it again."""
+        if size > self._scratch_size:
+            self._scratch, self._scratch_size = self.empty([size], paddle.uint8), size
+        return self._scratch
 
     def matrix(self, tensor: Memory, code: int) -> Matrix:
         """Make the Matrix [rows, cols] of a contiguous tensor [..., cols]; code: its dtype as in DTYPES."""

@@ -58,7 +58,8 @@ class Steps:
         given: the Packing of what another list's calls have kept in the allocation WHOLE.
 
     What is neither in stay or keep nor shown to Python is temporary. If it is small, all that is temporary is one
-    allocation, and all to keep is another.
+    allocation, and all to keep is another. Where one Sequence makes all calls, no other thread can come between
+    them, and what is temporary lies in the Runtime's scratch memory instead (in_scratch).
 
     shown: the indices that are shown to calls on memory. joined: those kept in the one allocation WHOLE.
     groups, temporary, kept: what `listing` prints: the calls between allocations, and the two Packings.
@@ -93,20 +94,17 @@ class Steps:
             groups[-1].calls.append(call)
             used = sorted(call.indices - elsewhere - stay - keep)
             groups[-1].ends.extend([index for index in used if last[index] == i])
+        self.in_scratch = len(groups) == 1
         moved = set[Any]()
         steps = [_native_step(rt.te, group, rt.place, moved) for group in groups]
-        self._native = rt.te.Steps(_whole(self.kept, rt.place, given), _whole(self.temporary, rt.place), steps)
+        kept = ([self.kept.size], paddle.uint8, rt.place) if self.kept.size else None
+        self._native = rt.te.Steps((kept, self.kept.offsets or given.offsets), self.temporary.offsets, steps)
 
     def run(self, rt: Runtime, memories: Memories) -> None:
         """Run the calls on their Runtime. memories: by index, completed here."""
-        self._native.run(memories, rt.allocate)
-
-
-def _whole(packing: Packing, place: Any, given: Packing = NOTHING) -> tuple[Any, ...]:
-    """Return what native.Steps takes for a Packing; given: one that is allocated elsewhere."""
-    if packing.size:
-        return ([packing.size], paddle.uint8, place), packing.offsets
-    return None, given.offsets
+        size = self.temporary.size
+        temporary = rt.scratch(size) if self.in_scratch else rt.empty([size], paddle.uint8) if size else None
+        self._native.run(memories, rt.allocate, temporary)
 
 
 def shown(calls: Sequence[Call]) -> set[int]:

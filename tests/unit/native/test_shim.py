@@ -670,9 +670,9 @@ def test_steps_allocate_what_their_calls_need_and_let_it_go(fake):
         ([], doubled, 6, [3]),
         ([], launch(2, 4, 6), -1, []),
     ]
-    forward = fake.te.Steps((("kept",), [(4, 0x100)]), (("temporary",), [(5, 0x200)]), steps)
+    forward = fake.te.Steps((("kept",), [(4, 0x100)]), [(5, 0x200)], steps)
     memories = [None, Memory("y"), 0x77, None, None, None, None]
-    forward.run(memories, Memory)
+    forward.run(memories, Memory, Memory("temporary"))
     kept, temporary = at["kept"] + 0x100, at["temporary"] + 0x200
     for arguments in (at["y"], 0x77, at["y"]), (at["y"], kept, temporary), (0x77, kept, at["z"]):
         fake.te.launch(0x703, 1, 32, 0, fake.stream, *arguments)
@@ -685,15 +685,15 @@ def test_steps_allocate_what_their_calls_need_and_let_it_go(fake):
         *[None] * 3,
         "z",
     ]
-    backward = fake.te.Steps((None, [(4, 0x100)]), (None, []), [([], launch(2, 3, 4), -1, [])])
-    backward.run([memories[0], None, 0x77, Memory("y"), None], Memory)
+    backward = fake.te.Steps((None, [(4, 0x100)]), [], [([], launch(2, 3, 4), -1, [])])
+    backward.run([memories[0], None, 0x77, Memory("y"), None], Memory, None)
     fake.te.launch(0x703, 1, 32, 0, fake.stream, 0x77, at["y"], kept)
     got, want = fake.calls()
     assert got == want
     with pytest.raises(KeyError):
-        fake.te.Steps((("nowhere",), []), (None, []), []).run([None], Memory)
+        fake.te.Steps((("nowhere",), []), [], []).run([None], Memory, None)
     with pytest.raises(IndexError, match="index 9"):
-        fake.te.Steps((None, []), (None, []), [([], launch(0, 0, 9), -1, [])]).run([None], Memory)
+        fake.te.Steps((None, []), [], [([], launch(0, 0, 9), -1, [])]).run([None], Memory, None)
 
 
 def test_what_cannot_be_recorded_is_refused_before_it_runs(fake, make):

@@ -123,7 +123,8 @@ def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
         def __del__(self):
             log.append(("gone", self.slot))
 
-    rt = SimpleNamespace(te=te, place=None, allocate=lambda shape, dtype, place: Memory(shape[0]))
+    allocate, scratch = lambda shape, dtype, place: Memory(shape[0]), lambda size: None
+    rt = SimpleNamespace(te=te, place=None, allocate=allocate, scratch=scratch)
     memories = [None, 1000, *[None] * 4]
     Steps(rt, calls, allocated, {5}).run(rt, memories)
     names = [tuple(name for name, _ in entry) if isinstance(entry[0], tuple) else entry for entry in log]
@@ -132,6 +133,30 @@ def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
         ("new", 5), ("e",), ("gone", 4),
     ]  # fmt: skip
     assert memories[5].slot == 5 and seen[-1] == [0, 1000, 2000, 3000, 4000, 5000] and memories[1:5] == [None] * 4
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_temporary_memory_is_scratch_where_one_step_makes_all_calls(monkeypatch, steps):
+    """Between two steps another thread may use the scratch memory."""
+    seen, taken = [], []
+    monkeypatch.setattr(emulated_te.Sequence, "run", lambda self, bases: seen.append(bases[1]))
+    te = SimpleNamespace(Sequence=partial(emulated_te.Sequence, None), Steps=emulated_te.Steps)
+    scratch, new = SimpleNamespace(data_ptr=lambda: 1000), SimpleNamespace(data_ptr=lambda: 2000)
+    take = lambda memory: lambda size, *_: taken.append(size) or memory  # noqa: E731
+    rt = SimpleNamespace(te=te, place=None, allocate=None, scratch=take(scratch), empty=take(new))
+    between = [Call(lambda memories: None, None, (), set())] * (steps - 1)
+    calls = [Call("a", (), (), {1}), *between, *[Call("b", (), (), {1})] * (steps - 1)]
+    Steps(rt, calls, {1: ([300], paddle.uint8)}, set()).run(rt, [None, None])
+    assert (seen, taken) == (([1000], [512]) if steps == 1 else ([2000, 2000], [[512]]))
+
+
+def test_scratch_memory_is_allocated_when_more_is_needed(monkeypatch):
+    monkeypatch.undo()
+    emulated_te.install(monkeypatch.setattr)
+    rt = runtime.Runtime(1)
+    first = rt.scratch(256)
+    assert rt.scratch(100) is first and first.shape == [256]
+    assert rt.scratch(512) is not first and rt.scratch(256).shape == [512]
 
 
 def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
