@@ -360,8 +360,7 @@ class ScalingState:
         return self.group if shared else None
 
     def _roll(self, pair: BlockPair) -> None:
-        with paddle.no_grad():
-            pair.roll(self.recipe, self.update, self.reduction_group())
+        pair.roll(self.recipe, self.update, self.reduction_group())
 
     def roll(self) -> None:
         """Update the scales of all modules used since their last update, over the group where there is one."""

@@ -247,18 +247,18 @@ class MultiHeadAttention(BackendLayer):
         core, dropout, first = layers["core_attention"], self.dropout, context.is_first_microbatch
         if context.with_cache and self.cp:
             raise ValueError("past_key_value, use_cache: a cache needs whole sequences; leave cp_comm_type out")
-        sequence, again = self._sequence_length(x), context.recompute_core_attention or self.settings.core_again
+        sequence = self._sequence_length(x)
+        again = self.training and (context.recompute_core_attention or self.settings.core_again)
         mask = core.additive_mask(context.attention_mask, context.cu_seqlens, sequence)
-        context = context._replace(attention_mask=mask, recompute_core_attention=self.training and again)
         masked, packed = mask is not None, context.cu_seqlens is not None
         quantizers = core.begin_forward(sequence, masked, context.with_cache, first, packed)
         if self._ring and (masked or packed or quantizers is not None):
             what = _MASK if masked else "packed documents (cu_seqlens)" if packed else "fp8 (fp8_dpa)"
             raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
         drops = dropout or core.dropout
-        if not (context.with_cache or masked or context.recompute_core_attention or drops or self.cp):
-            if self._is_whole(layers):
-                return self._forward_at_once(layers, x, context, quantizers)
+        if not (context.with_cache or masked or again or drops or self.cp) and self._is_whole(layers):
+            return self._forward_at_once(layers, x, context, quantizers)
+        context = context._replace(attention_mask=mask, recompute_core_attention=again)
         qkv, residual = layers["layernorm_qkv"](x, first)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
         if self._exchange:
@@ -292,9 +292,10 @@ class MultiHeadAttention(BackendLayer):
 
     def _sequence_length(self, x: Tensor) -> int:
         """Return that of a whole sequence."""
-        if x.ndim != 2:
-            return x.shape[self.settings.attn_input_format.index("s")] * self._sequence_shards
-        s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards * self._sequence_shards
+        shape = x.shape
+        if len(shape) != 2:
+            return shape[self.settings.attn_input_format.index("s")] * self._sequence_shards
+        s, tokens = self.max_sequence_length, shape[0] * self._token_shards * self._sequence_shards
         if not s or tokens % s:
             raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
         return s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -289,7 +288,7 @@ def layernorm_mlp(
             return of_stored(hidden)
         return _again(second_half, hidden, recompute == "mlp_act")
 
-    rows = None if any(low_rank) else chunk_rows(math.prod(x.shape[:-1]), chunk_tokens, tp)
+    rows = None if any(low_rank) else chunk_rows(x, chunk_tokens, tp)
     stores = fp8_input_store and recompute != "mlp" and rows is None
     y = _again(both_halves, x, recompute == "mlp") if rows is None else _in_chunks(both_halves, x, rows)
     return x + y if add_residual else (y, x)

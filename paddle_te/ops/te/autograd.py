@@ -69,6 +69,6 @@ def prepare(
     hashable. quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.
     """
     specs = tuple([t if t is None else (tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
-    train = paddle.is_grad_enabled() and not all([t is None or t.stop_gradient for t in tensors])
+    train = paddle.is_grad_enabled() and not all([spec is None or spec[2] for spec in specs])
     of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
     return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings))

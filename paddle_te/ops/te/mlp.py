@@ -397,7 +397,7 @@ def layernorm_mlp(
     weights = fc1_weight, fc1_bias, fc2_weight, fc2_bias
     if any(low_rank):
         return adapted_mlp(x, norm, weights, low_rank, tp, quantizers, fp8_input_store=fp8_input_store, **settings)
-    rows = chunk_rows(row_count(x), chunk_tokens, tp)
+    rows = chunk_rows(x, chunk_tokens, tp)
     return autograd.apply(
         _AT_ONCE if rows is None else _IN_CHUNKS,
         (x, *norm_tensors(norm), *weights),

@@ -558,8 +558,8 @@ def amax_and_scale_update(
     """Update all of delayed scaling's scales in one kernel, in place: see `paddle_te.fp8.amax_and_scale_update`."""
     rt = runtime.current()
     dtype = FP8["e4m3" if fp8_max == 448 else "e5m2"]
-    history, native = rt.matrix(history, FLOAT32).native, rt.view(scale, tuple(scale.shape), FLOAT32)
-    rt.te.amax_and_scale_update(history, native, amax_compute_algo, dtype, margin, rt.stream)
+    of_history, of_scale = [rt.view(tensor, tuple(tensor.shape), FLOAT32) for tensor in (history, scale)]
+    rt.te.amax_and_scale_update(of_history, of_scale, amax_compute_algo, dtype, margin, rt.stream)
     if scale_inv is not None:
         scaling.reciprocals(rt.te, rt.stream, scale.data_ptr(), scale_inv.data_ptr(), scale.shape[0])
     return None

@@ -254,7 +254,8 @@ class QuantizerSpec(NamedTuple):
         """Describe a GemmQuantizers, for the ranks of a TensorParallel or None."""
         of_input = quantizers.input.scaling
         scalings = of_input, quantizers.weight.scaling, quantizers.grad_output.scaling
-        same_scales = of_input.kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
+        group = quantizers.amax_group
+        same_scales = group is not None and of_input.kind == "delayed" and _share_amaxes(tp, group)
         update, keeps, records = quantizers.update_weight, quantizers.keeps_weight, quantizers.input.amax_ptr != 0
         return cls(*scalings, update, keeps, same_scales, records, quantizers.input.statistics is not None)
 
@@ -262,7 +263,7 @@ class QuantizerSpec(NamedTuple):
 @lru_cache
 def _share_amaxes(tp: Any, amax_group: Any) -> bool:
     """Return whether all tensor parallel ranks are in the group. tp: None for one rank."""
-    return amax_group is not None and (tp is None or {*tp.group.ranks} <= {*amax_group.ranks})
+    return tp is None or {*tp.group.ranks} <= {*amax_group.ranks}
 
 
 @dataclass(slots=True)

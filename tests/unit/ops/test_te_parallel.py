@@ -170,10 +170,10 @@ def test_chunks_of_tokens(seed, monkeypatch, sequence_parallel, recipe, bound):
 
 def test_ranks_that_cannot_share_a_chunk(seed, monkeypatch):
     group = Group(3)
-    tp = Rank(group, 0, 3, sequence_parallel=True)
+    tp, x = Rank(group, 0, 3, sequence_parallel=True), paddle.zeros([2, 64, 8])
     with pytest.raises(ValueError, match="chunks of 64 tokens cannot be shared by 3 sequence-parallel ranks"):
-        chunk_rows(128, 64, tp)
-    assert chunk_rows(128, 96, tp) == 32 and chunk_rows(128, 384, tp) is None and chunk_rows(128, 0, tp) is None
+        chunk_rows(x, 64, tp)
+    assert chunk_rows(x, 96, tp) == 32 and chunk_rows(x, 384, tp) is None and chunk_rows(x, 0, tp) is None
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
