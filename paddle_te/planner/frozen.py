@@ -58,8 +58,8 @@ def check_patterns(model: Model, patterns: Sequence[str]) -> None:
 
 @cache
 def _frozen(spec: ModelSpec, patterns: tuple[str, ...]) -> Frozen:
+    from paddle_te.weights.dims import Dims
     from paddle_te.weights.frozen import matching
-    from paddle_te.weights.layout import Dims
 
     sizes, layers, matrices, ends = Dims(spec), [0] * len(spec.layers), 0, dict[str, int]()
     named = _named(spec)
@@ -76,7 +76,7 @@ def _frozen(spec: ModelSpec, patterns: tuple[str, ...]) -> Frozen:
 
 def _named(spec: ModelSpec) -> dict[str, Place]:
     """Return {name in the checkpoints of runs with te: Place}; a head that is the embedding is left out."""
-    from paddle_te.weights.layout import te_layout
+    from paddle_te.weights.layouts import te_layout
 
     layout = te_layout(spec.tied, spec.family)
     places = [place for place in layout.tensors(spec) if not (spec.tied and place.slot.parts == ("lm_head",))]

@@ -16,8 +16,7 @@ from paddle_te import manifest
 from paddle_te.configs.families import is_tied
 from paddle_te.files import real_path
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
-from paddle_te.weights import flex, optimizer, pdparams, safetensors
-from paddle_te.weights import layout as layouts
+from paddle_te.weights import flex, layouts, optimizer, pdparams, safetensors
 from paddle_te.weights.adapters import open_adapter, with_adapter
 from paddle_te.weights.config import (
     FUSE_FLAGS,

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from paddle_te.weights import pdparams
 from paddle_te.weights.folder import Checkpoint
-from paddle_te.weights.layout import Layout, Slot, native_layout, te_layout
+from paddle_te.weights.layout import Layout, Slot
+from paddle_te.weights.layouts import native_layout, te_layout
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS
 from paddle_te.weights.output_files import Entry, OutputFile, Target, plan_new_ranks
 from paddle_te.weights.tensors import CheckpointError, TensorSpec

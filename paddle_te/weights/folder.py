@@ -23,9 +23,11 @@ from paddle_te.weights import mxfp4, pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
 from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
+from paddle_te.weights.dims import Dims
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.float8 import BlockScaledRef, with_scales
-from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
+from paddle_te.weights.layout import Layout
+from paddle_te.weights.layouts import detect, layouts_of
 from paddle_te.weights.tensors import CheckpointError, Shape, StackedRef, StoredTensor, TensorRef, same_bytes
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paddle_te.weights import layout
 from paddle_te.weights.adapters.files import Adapter
 from paddle_te.weights.adapters.merging import merged
+from paddle_te.weights.dims import concat
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
 from paddle_te.weights.layout import SPLIT_AXIS, Layout, Part, Place
 from paddle_te.weights.output_files import pieces
@@ -59,7 +59,7 @@ def read_tensors(
             yield name, reader.number(tensor_parallel_rank, place)[0]
         else:
             shape = checkpoint.dims.slot_shape(place, tensor_parallel_degree)
-            array = layout.concat(reader.blocks(tensor_parallel_rank, place), 0)
+            array = concat(reader.blocks(tensor_parallel_rank, place), 0)
             yield name, np.ascontiguousarray(array).reshape(shape)
             del array  # before the next one is read
 

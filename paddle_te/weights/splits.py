@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, Place, concat
+from paddle_te.weights.dims import Dims, concat
+from paddle_te.weights.layout import SPLIT_AXIS, Layout, Place
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddleformers.configuration import decoder_config
-from paddle_te.weights.layout import hf_layout
+from paddle_te.weights.layouts import hf_layout
 from tests.paddleformers.llama import model_class, tiny_config, tokens, two_models
 from tests.te_weights import relative, te_weights
 

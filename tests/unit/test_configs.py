@@ -13,7 +13,7 @@ from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
 from paddle_te.planner.model import Model
 from paddle_te.weights import Dims
-from paddle_te.weights.layout import hf_layout, te_layout
+from paddle_te.weights.layouts import hf_layout, te_layout
 
 
 def parameters(config):

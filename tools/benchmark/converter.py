@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 from paddle_te import configs  # noqa: E402
 from paddle_te.configs.spec import spec_of  # noqa: E402
 from paddle_te.outputs import write_file  # noqa: E402
-from paddle_te.weights.layout import Dims, native_layout  # noqa: E402
+from paddle_te.weights.dims import Dims  # noqa: E402
+from paddle_te.weights.layouts import native_layout  # noqa: E402
 from paddle_te.weights.pdparams import Writer  # noqa: E402
 from paddle_te.weights.tensors import TensorSpec  # noqa: E402
 from tools.benchmark import report as results  # noqa: E402

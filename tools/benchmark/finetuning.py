@@ -12,7 +12,8 @@ import numpy as np
 
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
-from paddle_te.weights.layout import Dims, hf_layout
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layouts import hf_layout
 from paddle_te.weights.safetensors import Writer
 from paddle_te.weights.tensors import TensorSpec
 from tools.benchmark.problem import bf16_bits

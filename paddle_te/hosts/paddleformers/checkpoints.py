@@ -16,7 +16,7 @@ from paddleformers.utils.env import MODEL_STATE_DIC
 
 from paddle_te.configs.families import family_of
 from paddle_te.host import HostConfig, HostModel
-from paddle_te.weights.layout import hf_layout, te_layout
+from paddle_te.weights.layouts import hf_layout, te_layout
 
 Stored = Mapping[str, int | None]  # {name in a checkpoint: how many heads that part has, None if it has none}
 

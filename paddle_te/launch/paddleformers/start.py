@@ -15,7 +15,7 @@ from paddle_te.launch.machines import LaunchError
 from paddle_te.weights import safetensors
 from paddle_te.weights.config import convert_config
 from paddle_te.weights.folder import open_checkpoint
-from paddle_te.weights.layout import hf_layout, te_layout
+from paddle_te.weights.layouts import hf_layout, te_layout
 from paddle_te.weights.tensors import CheckpointError
 
 START = "start"  # in the run's folder

@@ -18,7 +18,8 @@ from paddle_te.optimizer.holding import Shares
 from paddle_te.optimizer.muon.exchange import Exchange, balanced, parted
 from paddle_te.optimizer.muon.matrices import Unit
 from paddle_te.planner.muon import CHUNK, NEWTON_SCHULZ_STEPS, newton_schulz_flops
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Part
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layout import SPLIT_AXIS, Part
 
 Precision = Literal["bfloat16", "float32"]  # of the updates that Newton–Schulz reads and gives
 

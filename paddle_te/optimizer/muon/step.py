@@ -19,7 +19,8 @@ from paddle_te.optimizer.compact_states import CompactAdamW, replace_weight, who
 from paddle_te.optimizer.holding import held_by, layers_of, shares_of
 from paddle_te.optimizer.muon.matrices import units_of
 from paddle_te.optimizer.muon.plan import Chunk, Precision, TensorRanks, chunks_of
-from paddle_te.weights.layout import Dims, Layout
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layout import Layout
 
 MOMENTUM = 0.95  # torch.optim.Muon's and Moonlight's
 

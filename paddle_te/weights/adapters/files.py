@@ -12,7 +12,6 @@ import numpy as np
 
 from paddle_te.configs.families import Family
 from paddle_te.configs.spec import ModelSpec
-from paddle_te.weights import layout as layouts
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.adapters.names import Form, form_of
 from paddle_te.weights.adapters.settings import Settings, read_settings
@@ -23,8 +22,9 @@ from paddle_te.weights.contents import (
     PEFT_ADAPTER,
     check_contents,
 )
+from paddle_te.weights.dims import Dims, concat
 from paddle_te.weights.folder import dims_of, read_index
-from paddle_te.weights.layout import EXPERT, SPLIT_AXIS, Dims, Part, Place
+from paddle_te.weights.layout import EXPERT, SPLIT_AXIS, Part, Place
 from paddle_te.weights.tensors import Array, CheckpointError, Shape, TensorRef
 
 Tensors: TypeAlias = dict[str, tuple[TensorRef, ...]]  # {name: tensors of the ranks in order}
@@ -78,12 +78,12 @@ class LowRank:
 
     def read_a(self) -> Array:
         """Return A [r, in], in its own dtype."""
-        return layouts.concat([self._read(ref) for ref in self.a], 1)
+        return concat([self._read(ref) for ref in self.a], 1)
 
     def read_b(self, part: Part, dims: Dims) -> Array:
         """Return those rows of B [out, r] that are a Part's."""
         shares = [dims.take_apart(self.place, self._read(ref))[part] for ref in self.b]
-        return np.ascontiguousarray(layouts.concat(shares, 0))
+        return np.ascontiguousarray(concat(shares, 0))
 
 
 class Whole(NamedTuple):

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from paddle_te.weights.adapters.files import Adapter, LowRank, all_parts
 from paddle_te.weights.adapters.settings import Targets
+from paddle_te.weights.dims import Dims
 from paddle_te.weights.folder import Checkpoint
-from paddle_te.weights.layout import Dims, Part
+from paddle_te.weights.layout import Part
 from paddle_te.weights.tensors import CheckpointError
 
 

@@ -11,7 +11,8 @@ from paddle_te.weights.tensors import Array, in_float32
 
 if TYPE_CHECKING:
     from paddle_te.weights.adapters.files import Adapter
-    from paddle_te.weights.layout import Dims, Part
+    from paddle_te.weights.dims import Dims
+    from paddle_te.weights.layout import Part
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paddle_te.configs.families import FAMILIES, Family
-from paddle_te.weights.layout import SPLIT_AXIS, WHOLE, Layout, Place, Slot, hf_layout, layouts_of
+from paddle_te.weights.layout import SPLIT_AXIS, WHOLE, Layout, Place, Slot
+from paddle_te.weights.layouts import hf_layout, layouts_of
 from paddle_te.weights.tensors import CheckpointError
 
 _PEFT = re.compile(

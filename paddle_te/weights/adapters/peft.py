@@ -19,9 +19,10 @@ from paddle_te.weights.adapters.files import PEFT_WEIGHTS, Adapter, LowRank, all
 from paddle_te.weights.adapters.names import Form, forms_of
 from paddle_te.weights.adapters.settings import Settings
 from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, convert_command, merge_command
+from paddle_te.weights.dims import Dims
 from paddle_te.weights.files import check_new, copy_file, new_folder, write_json
 from paddle_te.weights.folder import dims_of
-from paddle_te.weights.layout import Dims, Part, Place
+from paddle_te.weights.layout import Part, Place
 from paddle_te.weights.tensors import Array, CheckpointError, TensorSpec, all_finite, cast
 from paddle_te.weights.verification import FULL, Verification
 

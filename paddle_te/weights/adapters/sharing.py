@@ -7,7 +7,8 @@ import numpy as np
 from paddle_te.weights.adapters.files import Adapter, LowRank, all_parts
 from paddle_te.weights.adapters.names import Form
 from paddle_te.weights.contents import merge_command
-from paddle_te.weights.layout import Dims, Place
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layout import Place
 from paddle_te.weights.tensors import Array, CheckpointError
 
 

@@ -10,7 +10,7 @@ import pytest
 from paddle_te.hosts.paddlenlp.training.resharding import Share, broken_state, check_resumable, open_share
 from paddle_te.optimizer.holding import Held, held_by
 from paddle_te.weights import CheckpointError, convert, opened
-from paddle_te.weights.layout import te_layout
+from paddle_te.weights.layouts import te_layout
 from tests.unit.weights.models import Model
 from tests.unit.weights.test_optimizer import save_trained
 

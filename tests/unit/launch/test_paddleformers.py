@@ -13,7 +13,8 @@ from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.manifest import COMPLETE_MARK
-from paddle_te.weights.layout import Dims, hf_layout
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layouts import hf_layout
 from tests.small_corpora import write_corpus
 
 GPUS = {"DRY_RUN": "1", "HOST": "paddleformers", "DEVICE": "nvgpu", "DEVICES": "0,1"}

@@ -13,7 +13,7 @@ from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 
 from paddle_te import configs
 from paddle_te.configs.spec import spec_of
-from paddle_te.weights.layout import hf_layout
+from paddle_te.weights.layouts import hf_layout
 from tools.benchmark import formers, hosts, throughput
 from tools.benchmark.trainings import Conditions
 

@@ -11,7 +11,7 @@ from paddle_te.configs.families import GPT
 from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.loading import load_model, read_config
 from paddle_te.weights import CheckpointError, convert, layer_splits, native_to_te, te_layout, te_to_native
-from paddle_te.weights.layout import Dims
+from paddle_te.weights.dims import Dims
 from tests.unit.hosts.paddlenlp.native import paddlenlps, tiny_config
 from tests.unit.weights.models import assert_same, load_folder, save_single
 

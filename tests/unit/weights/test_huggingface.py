@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from paddle_te.configs.families import FAMILIES, MISTRAL
 from paddle_te.weights import CheckpointError, convert, read_weights
 from paddle_te.weights.config import convert_config, native_config
-from paddle_te.weights.layout import hf_layout, native_layout, te_layout
+from paddle_te.weights.layouts import hf_layout, native_layout, te_layout
 from tests.unit.weights.models import Model, assert_same, load_folder, save_config, save_single
 
 HF_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -6,7 +6,9 @@ from paddle_te.configs.families import FAMILIES
 from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights import CheckpointError, native_to_te, te_to_native
-from paddle_te.weights.layout import Dims, Part, Place, detect, hf_layout, native_layout, te_layout
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layout import Part, Place
+from paddle_te.weights.layouts import detect, hf_layout, native_layout, te_layout
 from tests.unit.weights.models import Model, assert_same
 
 # GPT has tests of its own, and so have the families that PaddleNLP has no layout of

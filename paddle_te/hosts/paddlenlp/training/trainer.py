@@ -69,7 +69,7 @@ from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, micro
 from paddle_te.training.schedule import tell_long_warm_up
 from paddle_te.upstream import stage2_averages
 from paddle_te.weights import CheckpointError
-from paddle_te.weights.layout import Dims
+from paddle_te.weights.dims import Dims
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config
 from paddle_te.options.lora import Adapter
 from paddle_te.weights import CheckpointError, convert, safetensors
 from paddle_te.weights.adapters.peft import convert_adapter
-from paddle_te.weights.layout import Dims, hf_layout
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layouts import hf_layout
 from tests import model_cases
 from tests.unit.hosts.paddlenlp.native import draw_adapters
 

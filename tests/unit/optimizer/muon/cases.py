@@ -10,7 +10,8 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.optimizer import decay_matrices
 from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.muon import bind_muon, use_muon
-from paddle_te.weights.layout import Dims, te_layout
+from paddle_te.weights.dims import Dims
+from paddle_te.weights.layouts import te_layout
 
 RATE, DECAY, MOMENTUM = 0.02, 0.1, 0.9
 LLAMA = dict(
