@@ -134,6 +134,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _read(run: str) -> tuple[FP8Log, Path]:
     """Return the log of a run, and the folder that it lies in. Raise FileNotFoundError or ValueError."""
     folder = Path(run)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{run}: no such folder")
     folder = folder if (folder / FP8_LOG).is_file() else folder / "output"
     if not (folder / FP8_LOG).is_file():
         raise FileNotFoundError(f"{run} has no {FP8_LOG}: was the run given --fp8_statistics N?")

@@ -2,8 +2,8 @@
 
 python -m paddle_te.runs.verify FOLDER… [--level full|size]
 
-Each FOLDER is a checkpoint, or the output folder of a run, whose checkpoints are all looked at. A table goes to the
-standard output. Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.
+Each FOLDER is a checkpoint, or the folder of a run or its `output`, whose checkpoints are all looked at. A table goes
+to the standard output. Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.
 """
 
 import argparse
@@ -109,9 +109,9 @@ def _checkpoints(folder: Path) -> list[Path]:
         raise FileNotFoundError(f"{folder}: no such folder")
     if is_complete(folder) or re.fullmatch(r"checkpoint-\d+", folder.name):
         return [folder]
-    there = [checkpoint for _, checkpoint in checkpoints_in(folder)]
+    there = [checkpoint for _, checkpoint in checkpoints_in(folder) or checkpoints_in(folder / "output")]
     if not there:
-        raise FileNotFoundError(f"{folder}: neither a checkpoint nor a run's output folder with checkpoint-N in it")
+        raise FileNotFoundError(f"{folder}: neither a checkpoint nor a run's folder with checkpoint-N in it")
     return there
 
 
@@ -127,7 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.",
     )
     parser.add_argument(
-        "folders", nargs="+", type=PATH.argument, metavar="FOLDER", help="a checkpoint, or a run's output folder"
+        "folders", nargs="+", type=PATH.argument, metavar="FOLDER", help="a checkpoint, or a run's folder"
     )
     parser.add_argument(
         "--level", choices=("full", "size"), default="full", help="sizes and checksums, or sizes only (default: full)"

@@ -50,9 +50,14 @@ RULES = (
         f"x3 {_DIVIDED} --sharding_parallel_degree 3 --expert_parallel_degree 3",
     ),
     _divided(
-        lambda job: job.stage != 1 or "split_param" not in job.sharding_parallel_config,
-        "needs sharding by {sharding:stage1} and {sharding_parallel_config:split_param}: other kinds would add up "
-        "gradients of different experts",
+        lambda job: job.stage != 1,
+        "with {sharding}, which would add up gradients of different experts",
+        "use {sharding:stage1}",
+        f"x2 {_DIVIDED} --sharding stage2",
+    ),
+    _divided(
+        lambda job: "split_param" not in job.sharding_parallel_config,
+        "needs {sharding_parallel_config:split_param}: without it gradients of different experts would be added up",
         "",
         f"x2 {_DIVIDED} --sharding_parallel_config enable_stage1_broadcast_overlap",
     ),

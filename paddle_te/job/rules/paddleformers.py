@@ -101,7 +101,7 @@ LAYER_RULES = (
         "{report_to}: PaddleFormers has no callback for MLflow",
         "choose another tracker",
         "paddleformers --report_to mlflow",
-        "--report_to mlflow",
+        "--report_to visualdl",
         host=PADDLEFORMERS,
     ),
     _not_there("offload_activations", "2", "PaddleFormers has nothing like it; recompute saves memory, too"),

@@ -178,7 +178,7 @@ def refused(text):
 
 
 def test_reports_whose_package_is_missing(monkeypatch):
-    there = {"wandb"}
+    there = {"wandb", "mlflow"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
     monkeypatch.delenv("WANDB_DISABLED", raising=False)
     check(example("--report_to wandb"))
@@ -186,6 +186,10 @@ def test_reports_whose_package_is_missing(monkeypatch):
     assert refused("--report_to wandb tensorboard").startswith(missing)
     monkeypatch.setenv("WANDB_DISABLED", "true")
     assert refused("--report_to wandb").startswith("--report_to wandb: WANDB_DISABLED is set; unset it")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert refused("--report_to mlflow").startswith("--report_to mlflow: MLFLOW_TRACKING_URI is not set")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///runs")
+    assert not fault(example("--report_to mlflow"))
 
 
 def test_paddlenlps_fused_loss_where_it_can_run(monkeypatch):

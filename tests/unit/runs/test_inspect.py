@@ -75,6 +75,7 @@ def test_nothing_to_read(tmp_path, capsys, content, message):
     if content is not None:
         (tmp_path / FP8_LOG).write_text(content)
     assert inspect.main([str(tmp_path)]) == 2 and message in capsys.readouterr().err
+    assert inspect.main([str(tmp_path / "no")]) == 2 and "no such folder" in capsys.readouterr().err
 
 
 def test_a_step_that_was_not_counted(run, capsys):

@@ -316,6 +316,9 @@ def test_the_command(copy, saved, tmp_path, capsys):
     assert [line.split()[1] for line in table.splitlines()] == ["state", "damaged", "damaged", "good"]
     assert "model_state.pdparams has another checksum" in table and "not complete" in table
     assert verify.main([str(folder), "--level", "size"]) == 0
+    (tmp_path / "run/output").mkdir(parents=True)
+    folder.rename(tmp_path / "run/output" / folder.name)
+    assert verify.main([str(tmp_path / "run"), "--level", "size"]) == 0  # as inspect and compare take a run
     assert verify.main([str(tmp_path / "no")]) == 2 and "no such folder" in capsys.readouterr().err
 
 
