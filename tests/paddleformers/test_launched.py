@@ -19,7 +19,7 @@ pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddlefor
 
 from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
 
-from paddle_te.data import prepare
+from paddle_te.data.prepare import demo, prepare
 from paddle_te.hosts.paddleformers import launched
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.runs.verify import main as verify
@@ -43,9 +43,9 @@ def start(tmp_path_factory):
     folder, generator = tmp_path_factory.mktemp("start"), np.random.default_rng(0)
     words = ["".join(generator.choice(list("abcdefghij"), 6)) for _ in range(100)]
     texts = [" ".join(generator.choice(words, 40)) for _ in range(40)]
-    prepare.train_tokenizer(texts, 300, folder / "tokenizer")
-    prepare.write_jsonl_gz(texts, folder / "texts.jsonl.gz")
-    prepare.prepare([folder / "texts.jsonl.gz"], folder / "data/corpus", folder / "tokenizer", workers=1)
+    demo.train_tokenizer(texts, 300, folder / "tokenizer")
+    demo.write_jsonl_gz(texts, folder / "texts.jsonl.gz")
+    prepare([folder / "texts.jsonl.gz"], folder / "data/corpus", folder / "tokenizer", workers=1)
     (folder / "questions").mkdir()
     line = json.dumps({"src": texts[0][:40], "tgt": texts[1][:60]}) + "\n"
     for name in ("train", "dev"):

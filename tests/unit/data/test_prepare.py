@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddle_te.data import prepare as tool
 from paddle_te.data.host_tokenizer import HostTokenizer
+from paddle_te.data.prepare import PrepareError, demo, main, prepare, reading
+from paddle_te.data.tokenizer import TokenizerError, load_tokenizer
 from tests.processes import with_in_environment
 
 TOOL = Path(__file__).parents[3] / "tools" / "prepare_data.py"
@@ -25,7 +26,7 @@ TOOL = Path(__file__).parents[3] / "tools" / "prepare_data.py"
 def tokenizer(tmp_path_factory):
     """Small, and trained on other text than the tests': most of theirs goes through the byte fallback."""
     texts = ["the quick brown fox jumps over the lazy dog\n  and back again"] * 20
-    return tool.train_tokenizer(texts, 300, tmp_path_factory.mktemp("tokenizer") / "tokenizer")
+    return demo.train_tokenizer(texts, 300, tmp_path_factory.mktemp("tokenizer") / "tokenizer")
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_round_trip(suffix, tmp_path, tokenizer, texts):
     """The texts come back from the ids that PaddleNLP reads; each document ends with the end-of-text token."""
     file = tmp_path / f"in{suffix}"
     WRITERS[suffix](file, json_lines(texts))
-    summary = tool.prepare([file], tmp_path / "new" / "corpus", tokenizer)
+    summary = prepare([file], tmp_path / "new" / "corpus", tokenizer)
     documents = read_documents(tmp_path / "new" / "corpus")
     assert all(ids[-1] == tokenizer.eos_token_id == 2 for ids in documents)
     assert [tokenizer.decode(ids[:-1]) for ids in documents] == texts
@@ -88,10 +89,10 @@ def test_workers_and_chunks_change_nothing(suffix, tmp_path, tokenizer, texts, m
     """Same bytes from one process that reads all at once and from three that get lines cut over many blocks."""
     for i, part in enumerate((texts[:20], texts[20:])):
         WRITERS[suffix](tmp_path / f"in{i}{suffix}", json_lines(part))
-    tool.prepare([tmp_path], tmp_path / "one", tokenizer, workers=1)
-    monkeypatch.setattr(tool, "READ_BYTES", 97)
-    monkeypatch.setattr(tool, "CHUNK_BYTES", 500)
-    tool.prepare([tmp_path], tmp_path / "three", tokenizer, workers=3)
+    prepare([tmp_path], tmp_path / "one", tokenizer, workers=1)
+    monkeypatch.setattr(reading, "READ_BYTES", 97)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 500)
+    prepare([tmp_path], tmp_path / "three", tokenizer, workers=3)
     assert outputs(tmp_path / "one") == outputs(tmp_path / "three")
 
 
@@ -102,26 +103,26 @@ def test_several_compressed_streams_in_one_file(suffix, tmp_path, tokenizer, tex
     WRITERS[suffix](tmp_path / "b", json_lines(texts[30:]).rstrip(b"\n"))
     file = tmp_path / f"in{suffix}"
     file.write_bytes((tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes())
-    assert tool.prepare([file], tmp_path / "corpus", tokenizer)["documents"] == len(texts)
+    assert prepare([file], tmp_path / "corpus", tokenizer)["documents"] == len(texts)
 
 
 def test_empty_lines_and_texts_are_left_out(tmp_path, tokenizer):
     (tmp_path / "in.jsonl").write_bytes(b'\n{"text": "a"}\r\n   \n{"text": ""}\n\n{"text": "b"}\n\n')
-    summary = tool.prepare([tmp_path / "in.jsonl"], tmp_path / "corpus", tokenizer)
+    summary = prepare([tmp_path / "in.jsonl"], tmp_path / "corpus", tokenizer)
     assert (summary["documents"], summary["skipped_empty"], summary["skipped_malformed"]) == (2, 1, 0)
 
 
 def test_append_eos_off_and_json_key(tmp_path, tokenizer):
     (tmp_path / "in.jsonl").write_text('{"body": "the fox", "text": 1}\n')
-    tool.prepare([tmp_path], tmp_path / "with", tokenizer, json_key="body")
-    tool.prepare([tmp_path], tmp_path / "without", tokenizer, json_key="body", append_eos=False)
+    prepare([tmp_path], tmp_path / "with", tokenizer, json_key="body")
+    prepare([tmp_path], tmp_path / "without", tokenizer, json_key="body", append_eos=False)
     assert read_documents(tmp_path / "with") == [read_documents(tmp_path / "without")[0] + [tokenizer.eos_token_id]]
 
 
 def llama_tokenizer(folder):
     """As a user loads it: from its folder."""
-    trained = tool.train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 20, 300, folder / "tokenizer")
-    return tool.load_tokenizer(folder / "tokenizer"), trained.decode
+    trained = demo.train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 20, 300, folder / "tokenizer")
+    return load_tokenizer(folder / "tokenizer"), trained.decode
 
 
 def llama3_tokenizer(folder):
@@ -139,7 +140,7 @@ def test_special_tokens_spelled_in_a_text_are_text(make, tmp_path):
     tokenizer, decode = make(tmp_path)
     texts = ["  a <s> b </s> \n c <unk>", "x <|end_of_text|> <|begin_of_text|> y"]
     (tmp_path / "in.jsonl").write_bytes(json_lines(texts))
-    tool.prepare([tmp_path / "in.jsonl"], tmp_path / "corpus", tokenizer)
+    prepare([tmp_path / "in.jsonl"], tmp_path / "corpus", tokenizer)
     documents = read_documents(tmp_path / "corpus")
     assert [decode(ids[:-1]) for ids in documents] == texts
     assert all(ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id for ids in documents)
@@ -157,7 +158,7 @@ def test_dtype_holds_the_vocabulary(vocab_size, dtype, tmp_path):
             return [ord(character) for character in text]
 
     (tmp_path / "in.jsonl").write_text('{"text": "abc"}\n')
-    assert tool.prepare([tmp_path], tmp_path / "corpus", Characters())["dtype"] == dtype
+    assert prepare([tmp_path], tmp_path / "corpus", Characters())["dtype"] == dtype
     assert read_documents(tmp_path / "corpus") == [[97, 98, 99, vocab_size - 1]]
 
 
@@ -176,10 +177,10 @@ def test_malformed_line(line, tmp_path, tokenizer):
     """Named by file and line; nothing is left behind; with skip_malformed counted and passed over."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
-    with pytest.raises(tool.PrepareError, match=r"a\.jsonl, line 3: .*--skip_malformed"):
-        tool.prepare([tmp_path / "in"], tmp_path / "corpus", tokenizer, workers=2)
+    with pytest.raises(PrepareError, match=r"a\.jsonl, line 3: .*--skip_malformed"):
+        prepare([tmp_path / "in"], tmp_path / "corpus", tokenizer, workers=2)
     assert os.listdir(tmp_path) == ["in"]
-    summary = tool.prepare([tmp_path / "in"], tmp_path / "corpus", tokenizer, skip_malformed=True)
+    summary = prepare([tmp_path / "in"], tmp_path / "corpus", tokenizer, skip_malformed=True)
     assert (summary["documents"], summary["skipped_malformed"]) == (2, 1)
 
 
@@ -190,8 +191,8 @@ def test_damaged_compressed_file(suffix, harm, message, tmp_path, tokenizer, tex
     WRITERS[suffix](file, json_lines(texts))
     data = file.read_bytes()
     file.write_bytes(data[:-7] if harm == "cut" else b"garbage!" + data[8:])
-    with pytest.raises(tool.PrepareError, match=message):
-        tool.prepare([file], tmp_path / "corpus", tokenizer)
+    with pytest.raises(PrepareError, match=message):
+        prepare([file], tmp_path / "corpus", tokenizer)
     assert os.listdir(tmp_path) == [file.name]
 
 
@@ -206,8 +207,8 @@ def test_input_missing_or_empty(tmp_path, tokenizer):
         "empty.jsonl": "empty",
         "blank.jsonl": "no document",
     }.items():
-        with pytest.raises(tool.PrepareError, match=message):
-            tool.prepare([tmp_path / name], tmp_path / "corpus", tokenizer)
+        with pytest.raises(PrepareError, match=message):
+            prepare([tmp_path / name], tmp_path / "corpus", tokenizer)
     assert not list(tmp_path.glob("*corpus*"))
 
 
@@ -216,10 +217,10 @@ def test_tokenizer_without_end_of_text(tmp_path):
         kind, eos_token_id = "NoEnd", None
 
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(tool.PrepareError, match="NoEnd has no end-of-text token"):
-        tool.prepare([tmp_path], tmp_path / "corpus", NoEnd())
-    with pytest.raises(tool.TokenizerError, match="there is no such folder"):
-        tool.prepare([tmp_path], tmp_path / "corpus", tmp_path / "nothing")
+    with pytest.raises(PrepareError, match="NoEnd has no end-of-text token"):
+        prepare([tmp_path], tmp_path / "corpus", NoEnd())
+    with pytest.raises(TokenizerError, match="there is no such folder"):
+        prepare([tmp_path], tmp_path / "corpus", tmp_path / "nothing")
 
 
 def test_overwrite(tmp_path, tokenizer):
@@ -231,19 +232,19 @@ def test_overwrite(tmp_path, tokenizer):
 
     (tmp_path / "in.jsonl").write_text('{"text": "the fox jumps over the fox"}\n' * 9)
     prefix = tmp_path / "corpus"
-    tool.prepare([tmp_path], prefix, tokenizer)
-    tool.prepare([tmp_path], tmp_path / "other", tokenizer)
+    prepare([tmp_path], prefix, tokenizer)
+    prepare([tmp_path], tmp_path / "other", tokenizer)
     first_sample(prefix), first_sample(tmp_path / "other")
     before, indices = outputs(prefix), set((tmp_path / "index-cache").iterdir())
-    with pytest.raises(tool.PrepareError, match="exists.*--overwrite"):
-        tool.prepare([tmp_path], prefix, tokenizer)
+    with pytest.raises(PrepareError, match="exists.*--overwrite"):
+        prepare([tmp_path], prefix, tokenizer)
     (tmp_path / "in.jsonl").write_text('{"text": "a dog"}\n{"text"\n')
-    with pytest.raises(tool.PrepareError, match="line 2"):
-        tool.prepare([tmp_path], prefix, tokenizer, overwrite=True)
+    with pytest.raises(PrepareError, match="line 2"):
+        prepare([tmp_path], prefix, tokenizer, overwrite=True)
     assert outputs(prefix) == before and set((tmp_path / "index-cache").iterdir()) == indices
 
     (tmp_path / "in.jsonl").write_text('{"text": "a dog"}\n')
-    tool.prepare([tmp_path], prefix, tokenizer, overwrite=True)
+    prepare([tmp_path], prefix, tokenizer, overwrite=True)
     assert len(read_documents(prefix)) == 1
     assert len(indices & set((tmp_path / "index-cache").iterdir())) == len(indices) / 2  # those of `other` stay
     assert len(first_sample(prefix)) == 5
@@ -260,8 +261,8 @@ def test_killed_worker_is_an_error(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(tool.PrepareError, match="worker process was killed"):
-        tool.prepare([tmp_path], tmp_path / "corpus", Dies(), workers=2)
+    with pytest.raises(PrepareError, match="worker process was killed"):
+        prepare([tmp_path], tmp_path / "corpus", Dies(), workers=2)
 
 
 @pytest.mark.parametrize("prefix, message", [
@@ -272,11 +273,11 @@ def test_output_that_cannot_be_written_is_refused_before_work(tmp_path, prefix, 
     (tmp_path / "file").touch()
     (tmp_path / "folder.bin").mkdir()
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(tool.PrepareError, match=message):
-        tool.prepare([tmp_path / "in.jsonl"], tmp_path / prefix, "no tokenizer is read", overwrite=True)
+    with pytest.raises(PrepareError, match=message):
+        prepare([tmp_path / "in.jsonl"], tmp_path / prefix, "no tokenizer is read", overwrite=True)
     if prefix.startswith("file"):
-        with pytest.raises(tool.PrepareError, match="--demo: .*file is no folder"):
-            tool.make_demo(tmp_path / prefix)
+        with pytest.raises(PrepareError, match="--demo: .*file is no folder"):
+            demo.make_demo(tmp_path / prefix)
 
 
 # ------------------------------------------------------------------------------------------------------- demo
@@ -301,8 +302,8 @@ def library(tmp_path):
 
 def test_demo_documents(library):
     prose = "json.__init__\n\nJSON encoder.\n\nA comment\nof two lines.\n\ndump: Write it.\n\ninside"
-    assert list(tool.demo_documents(library)) == [prose, "On a.", "On b."]
-    assert list(tool.demo_documents(library, sources=True)) == [
+    assert list(demo.demo_documents(library)) == [prose, "On a.", "On b."]
+    assert list(demo.demo_documents(library, sources=True)) == [
         "x = 1\n",
         prose,
         (library / "json/__init__.py").read_text(),
@@ -326,8 +327,8 @@ def test_demo(tmp_path, monkeypatch):
     from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
 
     make = {"vocab_size": 420, "library": demo_library(tmp_path / "lib")}
-    first = tool.make_demo(tmp_path / "one", **make)
-    tool.make_demo(tmp_path / "two", workers=3, **make)
+    first = demo.make_demo(tmp_path / "one", **make)
+    demo.make_demo(tmp_path / "two", workers=3, **make)
     names = sorted(str(path.relative_to(tmp_path / "one")) for path in (tmp_path / "one").rglob("*") if path.is_file())
     assert {"corpus.bin", "corpus.idx", "corpus.jsonl.gz", "tokenizer/sentencepiece.bpe.model"} < set(names)
     for name in names:
@@ -340,30 +341,30 @@ def test_demo(tmp_path, monkeypatch):
         texts = [json.loads(line)["text"] for line in file]
     documents = read_documents(tmp_path / "one" / "corpus")
     assert [tokenizer.sp_model.decode(ids[:-1]) for ids in documents] == texts
-    assert texts == list(tool.demo_documents(make["library"])) and len(texts) == 3
+    assert texts == list(demo.demo_documents(make["library"])) and len(texts) == 3
 
     with monkeypatch.context() as patch:
-        patch.setattr(tool, "prepare", None)  # any work would fail
-        assert tool.make_demo(tmp_path / "one", **make) == first | {"made": False}
-    with pytest.raises(tool.PrepareError, match="was made with.*420.*--overwrite"):
-        tool.make_demo(tmp_path / "one", **make | {"vocab_size": 410})
-    assert tool.make_demo(tmp_path / "one", **make | {"vocab_size": 410}, overwrite=True)["vocab_size"] == 410
-    with pytest.raises(tool.PrepareError, match="cannot train a tokenizer with --vocab_size 100000"):
-        tool.make_demo(tmp_path / "one", **make | {"vocab_size": 100000}, overwrite=True)
+        patch.setattr(demo, "prepare", None)  # any work would fail
+        assert demo.make_demo(tmp_path / "one", **make) == first | {"made": False}
+    with pytest.raises(PrepareError, match="was made with.*420.*--overwrite"):
+        demo.make_demo(tmp_path / "one", **make | {"vocab_size": 410})
+    assert demo.make_demo(tmp_path / "one", **make | {"vocab_size": 410}, overwrite=True)["vocab_size"] == 410
+    with pytest.raises(PrepareError, match="cannot train a tokenizer with --vocab_size 100000"):
+        demo.make_demo(tmp_path / "one", **make | {"vocab_size": 100000}, overwrite=True)
     assert read_documents(tmp_path / "one" / "corpus") and leftovers(tmp_path) == []
 
 
 def test_demo_takes_no_foreign_folder(tmp_path, library):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(tool.PrepareError, match="no demo folder"):
-        tool.make_demo(tmp_path / "mine", library=library, overwrite=True)
+    with pytest.raises(PrepareError, match="no demo folder"):
+        demo.make_demo(tmp_path / "mine", library=library, overwrite=True)
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
 def test_standard_library_has_text():
     """On any Python; the first part of the demo's text is enough to tell."""
-    lengths = accumulate(map(len, tool.demo_documents()))
+    lengths = accumulate(map(len, demo.demo_documents()))
     assert next((length for length in lengths if length > 500_000), None)
 
 
@@ -399,7 +400,7 @@ def test_command_line(tmp_path, tokenizer, texts):
 def test_wrong_arguments(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     try:
-        code = tool.main(arguments)
+        code = main(arguments)
     except SystemExit as stop:
         code = stop.code
     assert code in (1, 2) and message in capsys.readouterr().err

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from paddle_te.data import prepare
+from paddle_te.data.prepare.encoding import plain_text_options
 from paddle_te.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer, portable_files
 from tests import small_tokenizers
 from tests.small_tokenizers import TEXTS, folders, results, write
@@ -67,7 +67,7 @@ def test_sentencepieces_own_tokens(place, seed):
         tokenizer = load_tokenizer(folder.parent / name)
         for _ in range(100):
             text = "".join(generator.choice([*ALPHABET, "</s>", "<unk>"], generator.integers(1, 20)))
-            assert tokenizer.encode(text, **prepare.plain_text_options()) == pieces.encode(text), repr(text)
+            assert tokenizer.encode(text, **plain_text_options()) == pieces.encode(text), repr(text)
 
 
 def test_end_tokens_special_tokens_and_templates(place):

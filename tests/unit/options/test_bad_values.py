@@ -9,6 +9,7 @@ import pytest
 
 from paddle_te.configs import read
 from paddle_te.data import prepare as prepare_data
+from paddle_te.data.prepare import encoding, reading
 from paddle_te.hosts.paddlenlp.evaluation import evaluate
 from paddle_te.hosts.paddlenlp.training import finetune, pretrain
 from paddle_te.launch import __main__ as launcher
@@ -214,9 +215,9 @@ def test_data(capfd, name, value):
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' + "[" * 100_000, '{"text": 1}', "nothing", '["text"]'])
 def test_lines_of_data(line):
-    chunk = prepare_data.Chunk(Path("lines.jsonl"), 1, [line.encode()], len(line))
-    with pytest.raises(prepare_data.PrepareError, match="lines.jsonl, line 1: "):
-        prepare_data.Encoder(None, None).encode(chunk)
+    chunk = reading.Chunk(Path("lines.jsonl"), 1, [line.encode()], len(line))
+    with pytest.raises(reading.PrepareError, match="lines.jsonl, line 1: "):
+        encoding.Encoder(None, None).encode(chunk)
 
 
 @pytest.mark.parametrize("name, value", LAUNCHED)

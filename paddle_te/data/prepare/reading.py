@@ -1,0 +1,113 @@
+"""Read JSON lines, plain or compressed, in chunks that one task of a worker takes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # taken from a folder; a file given by name may have any
+READ_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 18  # of text for one task of a worker: large against its cost, small against the corpus
+
+
+class PrepareError(ValueError):
+    """What is wrong with the input or the arguments, and what to do."""
+
+
+@dataclass
+class Chunk:
+    """Consecutive lines of one file, the number of the first, and the bytes of the file read for them."""
+
+    path: Path
+    first_line: int
+    lines: list[bytes]
+    bytes_read: int
+
+
+def find_inputs(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the files named by `paths` (files or folders, searched recursively), sorted within a folder."""
+    found = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+            if not inside:
+                raise PrepareError(f"no {', '.join(SUFFIXES)} file in the folder {path}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise PrepareError(f"input {path} does not exist: give files or folders of JSON lines to --input_path")
+    return found
+
+
+def import_zstandard(path: Path) -> ModuleType:
+    """Import zstandard, which is optional, unlike all else that is imported here: only .zst files need it."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise PrepareError(f"{path} needs the package zstandard: pip install zstandard") from error
+    return zstandard
+
+
+def read_blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield (uncompressed block, bytes of the file read for it); an incomplete or damaged file is an error."""
+    open_stream: Callable[[], Any] | None = None
+    damage: type[Exception] | tuple[()] = ()
+    stream = None
+    if path.suffix == ".gz":
+        open_stream, damage = partial(zlib.decompressobj, wbits=31), zlib.error
+    elif path.suffix == ".zst":
+        zstandard = import_zstandard(path)
+        open_stream = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
+        damage = zstandard.ZstdError
+    with open(path, "rb") as file:
+        while data := file.read(READ_BYTES):
+            size = len(data)
+            if open_stream is None:
+                yield data, size
+                continue
+            out = []
+            try:
+                while data:  # a file may hold several compressed streams, one after another
+                    stream = stream or open_stream()
+                    out.append(stream.decompress(data))
+                    data = stream.unused_data if stream.eof else b""
+                    stream = None if stream.eof else stream
+            except damage as error:
+                raise PrepareError(f"{path} is damaged or not a {path.suffix} file: {error}") from error
+            yield b"".join(out), size
+    if stream is not None:
+        raise PrepareError(f"{path} is cut short: its last compressed stream does not end")
+
+
+def read_chunks(path: Path) -> Iterator[Chunk]:
+    """Yield `Chunk`s of the file's lines, in order. Lines end at a line feed only, as JSON lines do."""
+    pending, line_number, bytes_read = [], 1, 0
+    for block, size in read_blocks(path):
+        bytes_read += size
+        pending.append(block)
+        if b"\n" not in block or sum(map(len, pending)) < CHUNK_BYTES:
+            continue
+        *lines, rest = b"".join(pending).split(b"\n")
+        pending = [rest]
+        for part in _split_by_bytes(lines):
+            yield Chunk(path, line_number, part, bytes_read)
+            line_number, bytes_read = line_number + len(part), 0
+    yield Chunk(path, line_number, b"".join(pending).split(b"\n"), bytes_read)
+
+
+def _split_by_bytes(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    part, size = [], 0
+    for line in lines:
+        part.append(line)
+        size += len(line)
+        if size >= CHUNK_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
