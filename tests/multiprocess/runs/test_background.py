@@ -33,7 +33,7 @@ FLAGS = dict(
     save_steps=1,
 )
 
-TRAINER = "paddle_te.hosts.paddlenlp.training.trainer"
+SAVING = "paddle_te.hosts.paddlenlp.training.checkpointing"
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_training_that_fails_loses_no_checkpoint_on_its_way(monkeypatch, tmp_pat
 
 
 def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, staging, caplog):
-    monkeypatch.setattr(f"{TRAINER}.os.path.exists", lambda path: ".shared." not in path)
+    monkeypatch.setattr(f"{SAVING}.os.path.exists", lambda path: ".shared." not in path)
     with pytest.raises(SystemExit):
         run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir=staging)
     assert "must be a folder that all nodes share; rank 0 does not see" in last_error(caplog)
@@ -322,7 +322,7 @@ def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, st
 
 
 def test_no_room_is_said_before_the_first_step(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(f"{TRAINER}.free_bytes", lambda folder: 10**6)
+    monkeypatch.setattr(f"{SAVING}.free_bytes", lambda folder: 10**6)
     with pytest.raises(SystemExit) as stop:
         run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir="/dev/shm")
     assert stop.value.code == 1
@@ -359,7 +359,7 @@ def test_staging_that_fills_up_is_one_clear_error(monkeypatch, tmp_path, staging
 def test_the_estimate_of_room_holds(monkeypatch, tmp_path, staging):
     """float32 weights and two moments: what is written is at most what was asked for, and not much less."""
     asked = []
-    monkeypatch.setattr(f"{TRAINER}.check_room", lambda shares: asked.append(shares[0][1]))
+    monkeypatch.setattr(f"{SAVING}.check_room", lambda shares: asked.append(shares[0][1]))
     run(monkeypatch, tmp_path / "out", **FLAGS | dict(max_steps=1, staging_dir=staging))
     written = sum(map(len, files(tmp_path / "out/checkpoint-1").values()))
     assert np.clip(written, 0.9 * (asked[0] - 2**24), asked[0]) == written

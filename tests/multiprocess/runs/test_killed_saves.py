@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from paddle_te.hosts.paddlenlp.training import trainer
+from paddle_te.hosts.paddlenlp.training import checkpointing
 from paddle_te.runs.checkpoints import complete_checkpoints
 from tests.multiprocess.runs.kills import FLAGS, kill_and_compare
 from tests.pretraining import run
@@ -28,7 +28,7 @@ def test_a_full_disk_is_one_clear_error(monkeypatch, tmp_path, caplog, what, fla
     """The file leads to /dev/full, where every write lacks space; or the process may write none longer than that."""
     flags = FLAGS | flags | dict(max_steps=4)
     whole = run(monkeypatch, tmp_path / "whole", **flags)
-    remove = trainer.remove_checkpoint
+    remove = checkpointing.remove_checkpoint
 
     def remove_and_fill_the_disk(folder):
         remove(folder)
@@ -40,7 +40,7 @@ def test_a_full_disk_is_one_clear_error(monkeypatch, tmp_path, caplog, what, fla
 
     output, kept = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "remove_checkpoint", remove_and_fill_the_disk)
+        patched.setattr(checkpointing, "remove_checkpoint", remove_and_fill_the_disk)
         try:
             with pytest.raises(SystemExit) as stop:
                 run(patched, output, **flags)

@@ -92,7 +92,9 @@ def test_the_best_weights_are_loaded_from_another_layouts_files(monkeypatch, tmp
     )
     run(monkeypatch, tmp_path / "own", **BEST)
     assert not loaded and not list(other)  # it was loaded from the run's own file
-    monkeypatch.setattr("paddle_te.hosts.paddlenlp.training.trainer.PADDLE_WEIGHTS_NAME", "model_state.tp00.pdparams")
+    monkeypatch.setattr(
+        "paddle_te.hosts.paddlenlp.training.checkpointing.PADDLE_WEIGHTS_NAME", "model_state.tp00.pdparams"
+    )
     run(monkeypatch, tmp_path / "other", **BEST)
     assert len(loaded) == 1 and loaded[0].startswith(str(tmp_path / "other/checkpoint-"))
 
