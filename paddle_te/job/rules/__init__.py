@@ -33,9 +33,10 @@ __all__ = ["FORMERS_RULES", "LAYER_RULES", "RULES", "JobError", "Rule", "check",
 LAYER_RULES = (*layers.RULES, *fp8.RULES)
 FORMERS_RULES = paddleformers.LAYER_RULES
 RULES = (
-    *LAYER_RULES,
+    *layers.RULES,
     *layouts.RULES,
     *models.RULES,
+    *fp8.RULES,  # which reckon with degrees that divide the model
     *experts.RULES,
     *optimizer.RULES,
     *trainer.RULES,

@@ -229,3 +229,11 @@ def test_fp8_takes_sizes_in_steps_of_the_recipe():
     )
     evaluated = dict(do_eval=True, per_device_eval_batch_size=1, per_device_train_batch_size=2, max_seq_length=64)
     assert "multiples of 128; --per_device_eval_batch_size 1 x" in said({}, **evaluated, fp8_recipe="block")
+
+
+def test_a_degree_that_does_not_divide_the_model_is_told_of_before_sizes_in_fp8():
+    found = refused(
+        "x3 --bf16 true --fp16_opt_level O2 --transformer_engine_backend transformer_engine --use_fp8 true "
+        "--model_name_or_path Qwen/Qwen2.5-7B --tensor_parallel_degree 3"
+    )
+    assert found.startswith("--tensor_parallel_degree 3 must divide num_attention_heads=28")
