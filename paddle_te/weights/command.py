@@ -26,7 +26,7 @@ from paddle_te.options.option import PATH, RANKS, WORKERS
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.adapters.peft import convert_adapter
 from paddle_te.weights.contents import is_adapter
-from paddle_te.weights.converter import FORMATS, MODES
+from paddle_te.weights.conversion import FORMATS, MODES
 from paddle_te.weights.inspection import inspect
 from paddle_te.weights.tensors import NUMBERS
 

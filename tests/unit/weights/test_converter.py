@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.weights import CheckpointError, check_layout, convert, converter
+from paddle_te.weights import CheckpointError, check_layout, convert, converter, pdparams, writing
 from tests.unit.weights.models import (
     Model,
     assert_same,
@@ -465,12 +465,12 @@ def test_an_output_that_is_a_link_or_a_mount_point(tmp_path, native, monkeypatch
 def test_an_interruption_does_not_wait_for_the_file(tmp_path, native, monkeypatch):
     source, _ = native
 
-    class Slow(converter.pdparams.Writer):
+    class Slow(pdparams.Writer):
         def add(self, arrays):
             super().add(arrays)
             time.sleep(1)
 
-    monkeypatch.setattr(converter.pdparams, "Writer", Slow)
+    monkeypatch.setattr(pdparams, "Writer", Slow)
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # Ctrl-C
     signal.setitimer(signal.ITIMER_REAL, 1.5)
     start = time.monotonic()
@@ -544,7 +544,7 @@ def in_a_child(work):
     if pid:
         return pid
     # its own is shared with forks: one that is killed with it would leave it taken
-    converter._Bar.set_lock(threading.RLock())
+    writing.Bar.set_lock(threading.RLock())
     try:
         work()
         os._exit(0)
