@@ -20,7 +20,7 @@ from paddle_te.planner.plan import Plan
 from paddle_te.planner.ranking import rank
 from paddle_te.planner.speed import hidden_layers, time_of_step
 
-# What backward may compute again: first what saves most bytes in a millisecond (`speed.again_ms`), then more and more
+# What backward may compute again: first what saves most bytes in a ms (`layer_time.again_ms`), then more and more
 RECOMPUTE: tuple[dict[str, object], ...] = (
     {},
     again("layernorm"),

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.options.training import OFFLOADED_AT_ONCE
-from paddle_te.planner import memory, offloaded, speed
+from paddle_te.planner import communication, layer_time, memory, offloaded, speed
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.model import Model
@@ -51,23 +51,23 @@ def times(gpu=ROUND, **settings):
     ],
 )
 def test_ring(ranks, stride, ms):
-    assert speed.ring_ms(1e9, ranks, stride, 1, ROUND) == pytest.approx(ms)
+    assert communication.ring_ms(1e9, ranks, stride, 1, ROUND) == pytest.approx(ms)
 
 
 def test_two_gpus_reach_less_than_four():
     """The bandwidth between two is another number; over two nodes of one rank each it does not count."""
     gpu = replace(ROUND, nvlink_of_two=50)
-    assert speed.ring_ms(1e9, 2, 1, 1, gpu) == pytest.approx(10)  # 1 GB / 2 / 50 GB/s
-    assert speed.ring_ms(1e9, 4, 1, 1, gpu) == pytest.approx(7.5)
-    assert speed.ring_ms(1e9, 2, 8, 1, gpu) == pytest.approx(50)
+    assert communication.ring_ms(1e9, 2, 1, 1, gpu) == pytest.approx(10)  # 1 GB / 2 / 50 GB/s
+    assert communication.ring_ms(1e9, 4, 1, 1, gpu) == pytest.approx(7.5)
+    assert communication.ring_ms(1e9, 2, 8, 1, gpu) == pytest.approx(50)
 
 
 def test_hops_of_a_ring():
     """16 ranks in two nodes: 14 steps of 1 µs and 2 of 5 µs, and 20 µs, for each of 3 messages."""
     gpu = replace(ROUND, nvlink_hop=1, network_hop=5, collective=20)
-    assert speed.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10 + 20) / 1e3)
-    assert speed.ring_ms(0, 8, 1, 1, gpu) == pytest.approx((7 + 20) / 1e3)
-    assert speed.ring_ms(0, 1, 1, 1, gpu) == 0
+    assert communication.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10 + 20) / 1e3)
+    assert communication.ring_ms(0, 8, 1, 1, gpu) == pytest.approx((7 + 20) / 1e3)
+    assert communication.ring_ms(0, 1, 1, 1, gpu) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_swiglus_input_in_fp8():
     adding = times(**again, **lora)["layers"] - times(**stored, **lora)["layers"]
     assert adding == pytest.approx(2 * 4000 * a_byte)
     gelu = replace(SMALL, gated=False)
-    found = speed.elementwise_bytes(gelu, layout(**stored)) - speed.elementwise_bytes(gelu, layout())
+    found = layer_time.elementwise_bytes(gelu, layout(**stored)) - layer_time.elementwise_bytes(gelu, layout())
     assert found == pytest.approx(2 * (2 + mxfp8) * 4000)
 
 
@@ -157,8 +157,8 @@ def test_heads_for_tokens():
     half of them, and copies all three times."""
     size = 500 * 4000 * 2 / 1e6  # ms at 1 GB/s
     want = 2 * (size / 2 / 100 + 3 * 2 * size / 1000)
-    assert speed.shared_sequence_ms(SMALL, layout(2, sep=2), ROUND) == pytest.approx(want)
-    again = speed.shared_sequence_ms(SMALL, layout(2, sep=2, recompute="full"), ROUND)
+    assert communication.shared_sequence_ms(SMALL, layout(2, sep=2), ROUND) == pytest.approx(want)
+    again = communication.shared_sequence_ms(SMALL, layout(2, sep=2, recompute="full"), ROUND)
     assert again == pytest.approx(1.5 * want)
 
 
@@ -169,15 +169,15 @@ def test_keys_that_travel():
     merged = 500 * (2 * 1000 + 2000) * 18 / 1e9
     for rate, sent in ((1e9, 6 * kv), (1, 0)):
         gpu = replace(ROUND, attention_bf16=rate)
-        found = speed.shared_sequence_ms(SMALL, layout(2, cp=2), gpu)
+        found = communication.shared_sequence_ms(SMALL, layout(2, cp=2), gpu)
         assert found == pytest.approx(sent + merged, rel=1e-3)
 
 
 def test_gradients_of_shared_sequences():
     """Of 1000 float32 gradients a copy there and back, and the sum over two ranks."""
-    found = speed.shared_gradients_ms(1000, layout(2, cp=2, main_grads=True), ROUND)
+    found = communication.shared_gradients_ms(1000, layout(2, cp=2, main_grads=True), ROUND)
     assert found == pytest.approx(4 * 4e3 / 1e9 + 2 * 2e3 / 100e6)
-    assert speed.shared_gradients_ms(1000, layout(2), ROUND) == 0
+    assert communication.shared_gradients_ms(1000, layout(2), ROUND) == 0
 
 
 def test_a_layer_by_hand():
@@ -185,14 +185,14 @@ def test_a_layer_by_hand():
     gpu = replace(ROUND, gemm_bf16=100, attention_bf16=10, gemm_fp8=200)
     gemms, attention, moved = 6 * 1000 * 16e6 / 100e9, 6 * 1000 * 1000 * 1000 / 10e9, 1000 * (40 + 36 + 88) * 1e3 / 1e9
     once = gemms + attention + 0.8 * moved
-    assert speed.layer_ms(SMALL, layout(), gpu, cached=False) == pytest.approx(once)
+    assert layer_time.layer_ms(SMALL, layout(), gpu, cached=False) == pytest.approx(once)
     full = once + (gemms + 0.8 * moved) / 3 + attention / 4  # attention's forward is faster than half of its backward
-    assert speed.layer_ms(SMALL, layout(recompute="full"), gpu, cached=False) == pytest.approx(full)
-    assert speed.layer_ms(SMALL, layout(gpus=2, tp=2), gpu, cached=False) == pytest.approx(once / 2)
-    kept, cast = (speed.layer_ms(SMALL, layout(precision="fp8"), gpu, cached) for cached in (True, False))
+    assert layer_time.layer_ms(SMALL, layout(recompute="full"), gpu, cached=False) == pytest.approx(full)
+    assert layer_time.layer_ms(SMALL, layout(gpus=2, tp=2), gpu, cached=False) == pytest.approx(once / 2)
+    kept, cast = (layer_time.layer_ms(SMALL, layout(precision="fp8"), gpu, cached) for cached in (True, False))
     fused = 1000 * (38 + 36 + 7 * 8) * 1e3 / 1e9  # our kernels cast SwiGLU and RMSNorm in the pass that computes them
     assert kept == pytest.approx(gemms / 2 + attention + fused)
-    of_gpt = speed.elementwise_bytes(replace(SMALL, gated=False), layout(precision="fp8"))
+    of_gpt = layer_time.elementwise_bytes(replace(SMALL, gated=False), layout(precision="fp8"))
     assert of_gpt == (40 + 36 + 11 * 4) * 1e3
     assert cast - kept == pytest.approx(16e6 * 4.5 / 1e9)
 
@@ -203,13 +203,13 @@ def test_a_window_leaves_out_what_no_token_sees():
     model = replace(SMALL, windows=(100,) * 10 + (1000,) * 5)
     seen = {window: sum(min(token, window) for token in range(1, 1001)) for window in (100, 1000)}
     share = (10 * seen[100] + (layers - 10) * seen[1000]) / (layers * seen[1000])
-    whole = speed.attention_ms(SMALL, layout(), gpu)
-    assert speed.attention_ms(model, layout(), gpu) == pytest.approx(share * whole, rel=1e-3)
+    whole = layer_time.attention_ms(SMALL, layout(), gpu)
+    assert layer_time.attention_ms(model, layout(), gpu) == pytest.approx(share * whole, rel=1e-3)
 
 
 def test_one_gpu_is_its_layers_head_and_optimizer():
     parts = times(micro_batches=3)
-    assert parts["layers"] == pytest.approx(30 * speed.layer_ms(SMALL, layout(), ROUND, cached=False))
+    assert parts["layers"] == pytest.approx(30 * layer_time.layer_ms(SMALL, layout(), ROUND, cached=False))
     assert parts["head"] == pytest.approx(3 * speed.head_ms(SMALL, layout(), ROUND))
     # the norm and AdamW read bf16 gradients, and AdamW writes the weight and reads and writes 12 bytes of states
     assert parts["optimizer"] == pytest.approx(SMALL.parameters * (2 + 2 + 2 + 24) / 500 / 1e6)
@@ -248,7 +248,7 @@ def test_current_scaling_reads_numbers_once_more():
     delayed, current = (layout(precision="fp8", fp8_recipe=name) for name in ("delayed", "current"))
     gpu = replace(ROUND, gemm_fp8=1e9)
     kept, cast = (
-        speed.layer_ms(SMALL, current, gpu, cached) - speed.layer_ms(SMALL, delayed, gpu, cached)
+        layer_time.layer_ms(SMALL, current, gpu, cached) - layer_time.layer_ms(SMALL, delayed, gpu, cached)
         for cached in (True, False)
     )
     numbers = (1000 + 3000) + (1000 + 1000) + 2 * 1000 + 2 * 8000 + 4000
@@ -258,7 +258,7 @@ def test_current_scaling_reads_numbers_once_more():
 
 def test_what_the_cpu_takes_longer():
     """The trainer between two steps, and layers that the GPU has computed before the CPU has launched the next ones."""
-    layer = speed.layer_ms(SMALL, layout(), ROUND, cached=False)
+    layer = layer_time.layer_ms(SMALL, layout(), ROUND, cached=False)
     slow = replace(ROUND, gap=4, launch=layer + 0.5)
     assert times(slow, micro_batches=3)["host"] == pytest.approx(4 + 30 * 0.5)
     assert times(replace(slow, launch=layer - 0.5))["host"] == pytest.approx(4)
@@ -273,28 +273,28 @@ def test_sharding_moves_six_bytes_a_parameter_and_stage_3_eight():
     """Reduce-scatter of float32 gradients, all-gather of bf16 weights: 3/4 of 6 GB over 4 ranks at 100 GB/s. Stage 3
     gathers them again for a backward in bf16; that of fp8 does not read them, unless it computes a layer again."""
     main = dict(gpus=4, sharding=4, main_grads=True)
-    assert speed.sharding_ms(1e9, layout(**main), ROUND) == pytest.approx((30, 15))
-    assert sum(speed.sharding_ms(1e9, layout(**main, stage=3), ROUND)) == pytest.approx(60)
+    assert communication.sharding_ms(1e9, layout(**main), ROUND) == pytest.approx((30, 15))
+    assert sum(communication.sharding_ms(1e9, layout(**main, stage=3), ROUND)) == pytest.approx(60)
     fp8 = main | dict(stage=3, precision="fp8")
-    assert sum(speed.sharding_ms(1e9, layout(**fp8), ROUND)) == pytest.approx(45)
-    assert sum(speed.sharding_ms(1e9, layout(**fp8, recompute="full"), ROUND)) == pytest.approx(60)
-    assert speed.sharding_ms(1e9, layout(gpus=4), ROUND) == pytest.approx((30, 0))  # 2 · 2 GB · 3/4
+    assert sum(communication.sharding_ms(1e9, layout(**fp8), ROUND)) == pytest.approx(45)
+    assert sum(communication.sharding_ms(1e9, layout(**fp8, recompute="full"), ROUND)) == pytest.approx(60)
+    assert communication.sharding_ms(1e9, layout(gpus=4), ROUND) == pytest.approx((30, 0))  # 2 · 2 GB · 3/4
 
 
 def test_exposed_communication():
     gpu = replace(ROUND, overlap=0.75, slowdown=0.1)
     overlapped = layout(gpus=4, sharding=4, overlap=True)
-    assert speed.exposed_ms(8, 100, overlapped, gpu) == pytest.approx(2 + 0.6)
-    assert speed.exposed_ms(8, 3, overlapped, gpu) == pytest.approx(5 + 0.3)
-    assert speed.exposed_ms(8, 100, overlapped.but(sharding_parallel_config=""), gpu) == 8
+    assert communication.exposed_ms(8, 100, overlapped, gpu) == pytest.approx(2 + 0.6)
+    assert communication.exposed_ms(8, 3, overlapped, gpu) == pytest.approx(5 + 0.3)
+    assert communication.exposed_ms(8, 100, overlapped.but(sharding_parallel_config=""), gpu) == 8
     alone = overlapped.but(sharding_parallel_config="", sharding="stage3")  # needs no flag
-    assert speed.exposed_ms(8, 100, alone, gpu) == pytest.approx(2 + 0.6)
+    assert communication.exposed_ms(8, 100, alone, gpu) == pytest.approx(2 + 0.6)
 
 
 def test_what_each_micro_batch_communicates():
     """Stage 1 reduces and gathers once a step, stage 2 reduces for each micro-batch, stage 3 gathers for each, too."""
     gpu, main = replace(ROUND, overlap=0), dict(gpus=4, sharding=4, main_grads=True, overlap=True)
-    reduced, gathered = speed.sharding_ms(SMALL.parameters, layout(**main), gpu)
+    reduced, gathered = communication.sharding_ms(SMALL.parameters, layout(**main), gpu)
     for stage, want in ((1, reduced + gathered), (2, 3 * reduced + gathered), (3, 3 * (reduced + 2 * gathered))):
         parts = times(gpu, **main, stage=stage, micro_batches=3)
         assert parts["sharding"] == pytest.approx(want)
@@ -378,10 +378,10 @@ def test_ranks_that_divide_experts():
     assert one["dispatch"] == 0 and two["dispatch"] == pytest.approx(48 * 4 * each)
     exchanged = whole.but(expert_parallel_degree=4, moe_token_dispatcher_type="alltoall")
     all_four = speed.time_of_step(model, exchanged, ROUND)["dispatch"]
-    ordered = speed.EXCHANGED_BYTES * 4 * 1000 * 2048 / 1e9
-    assert all_four == pytest.approx(48 * (4 * 3 * each * (1 - 0.75**8) + ordered + speed.EXCHANGE_WAIT))
+    ordered = communication.EXCHANGED_BYTES * 4 * 1000 * 2048 / 1e9
+    assert all_four == pytest.approx(48 * (4 * 3 * each * (1 - 0.75**8) + ordered + communication.EXCHANGE_WAIT))
     again = whole.but(expert_parallel_degree=2, recompute=True, recompute_granularity="full")
-    assert speed.dispatch_ms(model, again, ROUND) == pytest.approx(6 * each)
+    assert communication.dispatch_ms(model, again, ROUND) == pytest.approx(6 * each)
 
 
 def test_what_experts_take_beside_their_gemms():
@@ -390,19 +390,19 @@ def test_what_experts_take_beside_their_gemms():
     model, one = Model.of(configs.read("qwen3-30b-a3b")), layout()
     assert (model.routed, model.topk, model.sparse, model.outputs) == (8, 8, 1, 128)
     rows = 1000 * 2048 * (12 * 8 + 44) / 1e9
-    assert speed.rows_ms(model, one, ROUND) == pytest.approx(rows)
+    assert layer_time.rows_ms(model, one, ROUND) == pytest.approx(rows)
     experts = 128 * 3 * 2048 * 768
-    assert speed.written_ms(model, one, ROUND) == pytest.approx(2 * experts / 1e9)
-    assert speed.written_ms(model, layout(lora=dict(rank=8, targets="attention")), ROUND) == 0
-    kept, cast = (speed.layer_ms(model, layout(precision="fp8"), ROUND, cached) for cached in (True, False))
+    assert layer_time.written_ms(model, one, ROUND) == pytest.approx(2 * experts / 1e9)
+    assert layer_time.written_ms(model, layout(lora=dict(rank=8, targets="attention")), ROUND) == 0
+    kept, cast = (layer_time.layer_ms(model, layout(precision="fp8"), ROUND, cached) for cached in (True, False))
     assert cast - kept == pytest.approx((9 * experts + 4.5 * (model.gemm_weights - experts)) / 1e9)
     dense = Model.of(configs.read("Qwen/Qwen3-0.6B"))
-    assert speed.rows_ms(dense, one, ROUND) == speed.written_ms(dense, one, ROUND) == 0
+    assert layer_time.rows_ms(dense, one, ROUND) == layer_time.written_ms(dense, one, ROUND) == 0
     # of two ranks that gather their tokens each has room for twice as many rows; casts to fp8 leave it out
     two = layout(2, sharding=2, ep=2, main_grads=True)
     room = 1000 * (4 * 8 * 2048 + 8 * 2 * 8 * 768) / 1e9
-    assert speed.rows_ms(model, two, ROUND) == pytest.approx(rows + room)
-    assert speed.rows_ms(model, two.but(use_fp8=True), ROUND) == pytest.approx(rows)
+    assert layer_time.rows_ms(model, two, ROUND) == pytest.approx(rows + room)
+    assert layer_time.rows_ms(model, two.but(use_fp8=True), ROUND) == pytest.approx(rows)
 
 
 def test_layers_with_experts_among_others():
@@ -414,7 +414,7 @@ def test_layers_with_experts_among_others():
 def test_experts_gradients_go_to_their_replicas():
     """Four ranks, of which two and two have the same experts: half of their numbers, shared by two instead of four."""
     settings = layout(4, sharding=4, stage=1).but(amp_master_grad=True)
-    scatter, gather = speed.sharding_ms(1e9, settings, ROUND)
-    divided = speed.sharding_ms(1e9, settings.but(expert_parallel_degree=2), ROUND, experts=0.8e9)
+    scatter, gather = communication.sharding_ms(1e9, settings, ROUND)
+    divided = communication.sharding_ms(1e9, settings.but(expert_parallel_degree=2), ROUND, experts=0.8e9)
     assert (scatter, gather) == pytest.approx((4e9 * 3 / 4 / 100e6, 2e9 * 3 / 4 / 100e6))
     assert divided == pytest.approx((0.2 * scatter + 4 * 0.4e9 / 2 / 100e6, 0.2 * gather + 2 * 0.4e9 / 2 / 100e6))
