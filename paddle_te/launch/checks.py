@@ -191,9 +191,8 @@ def check_weights(name: str, value: str) -> None:
     if not value or not folder.is_dir():
         raise LaunchError(f"{name}: there is no folder {value!r}")
     if is_adapter(folder):
-        raise LaunchError(
-            f"{name}: {value!r} holds a LoRA adapter, not a model: give the model's folder, and the adapter with "
-            "--lora_path"
-        )
+        tuned = "give the model's folder, and the adapter with --lora_path"
+        remedy = "merge it first, with paddle-te convert --lora_path" if name == "init_weight" else tuned
+        raise LaunchError(f"{name}: {value!r} holds a LoRA adapter, not a model: {remedy}")
     if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
         raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors")

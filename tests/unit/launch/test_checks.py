@@ -10,7 +10,8 @@ from paddle_te.launch.machines import LaunchError
 def test_an_adapter_is_no_model(tmp_path, files):
     for name in files:
         (tmp_path / name).touch()
-    with pytest.raises(
-        LaunchError, match="holds a LoRA adapter, not a model: give the model's folder, and the adapter"
-    ):
+    said = "holds a LoRA adapter, not a model: "
+    with pytest.raises(LaunchError, match=said + "give the model's folder, and the adapter with --lora_path"):
         check_weights("model_name", str(tmp_path))
+    with pytest.raises(LaunchError, match=said + "merge it first"):  # pretraining has no --lora_path
+        check_weights("init_weight", str(tmp_path))

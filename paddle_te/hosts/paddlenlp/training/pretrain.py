@@ -83,8 +83,7 @@ def make_config(
         if (scaling_of(config) or {}).get("rope_type") != "dynamic":  # which scales beyond it
             _provide_positions(config, data_args.max_seq_length)
         if tokenizer is not None:
-            # GEMMs want multiples of 128
-            config.vocab_size = max(config.vocab_size, -(-tokenizer.needed_rows // 128) * 128)
+            _provide_vocabulary(config, tokenizer.needed_rows)
     check_room(config, training_args.model_dtype)
     return config
 
@@ -96,6 +95,16 @@ def _provide_positions(config: HostConfig, length: int) -> None:
             f"{config.max_position_embeddings}"
         )
         config.max_position_embeddings = length
+
+
+def _provide_vocabulary(config: HostConfig, needed: int) -> None:
+    rows = -(-needed // 128) * 128  # a multiple, for GEMMs
+    if rows > config.vocab_size:
+        logger.info(
+            f"the model gets a vocabulary of {rows}, for a tokenizer with {needed}: its configuration has "
+            f"{config.vocab_size}"
+        )
+        config.vocab_size = rows
 
 
 def check_trained_length(weights: str, length: int) -> None:

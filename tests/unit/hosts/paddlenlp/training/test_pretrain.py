@@ -27,6 +27,20 @@ def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch
     assert ("the model gets 4096 positions" in caplog.text) == (positions == 4096)
 
 
+@pytest.mark.parametrize("needed, rows", [(4000, 4096), (4096, 4096), (4097, 4224)])
+def test_a_new_model_has_a_row_for_each_token(monkeypatch, caplog, needed, rows):
+    """It says so where its configuration has fewer."""
+    monkeypatch.setattr(beginning.LlmMetaConfig, "set_llm_config", lambda config, arguments: None)
+    monkeypatch.setattr(beginning, "configure", lambda *arguments: None)
+    model_args = SimpleNamespace(model_name_or_path="tiny-llama-demo", continue_training=False)
+    data_args = SimpleNamespace(max_seq_length=64, reset_attention_mask=False)
+    training_args = SimpleNamespace(use_fp8=False, transformer_engine_backend="none", model_dtype="float32")
+    with caplog.at_level("INFO", "paddle_te"):
+        made = pretrain.make_config(model_args, data_args, training_args, SimpleNamespace(needed_rows=needed))
+    assert made.vocab_size == rows
+    assert ("a vocabulary of 4224, for a tokenizer with 4097" in caplog.text) == (rows == 4224)
+
+
 @pytest.mark.parametrize("scaling", [{}, dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0)])
 def test_weights_know_their_positions(tmp_path, scaling):
     """Sequences beyond them would be trained on with angles that the model has not seen, in silence."""
