@@ -1127,8 +1127,7 @@ def install(setattr=setattr):
         scaling,
         statistics,
     )
-    from paddle_te.ops.te import attention_support, quantized, runtime
-    from paddle_te.ops.te import experts as of_experts
+    from paddle_te.ops.te import attention_support, grouped_gemms, quantized, runtime
     from tests import emulated_experts
 
     counts = collections.Counter()
@@ -1160,5 +1159,5 @@ def install(setattr=setattr):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))
-    setattr(of_experts, "cublas_version", lambda: (13, 6))
+    setattr(grouped_gemms, "cublas_version", lambda: (13, 6))
     setattr(attention_support, "cudnn_version", lambda: (9, 26))

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te.native import newton_schulz as kernels
 from paddle_te.ops import get_ops
-from paddle_te.ops.te import experts, runtime
+from paddle_te.ops.te import grouped_gemms, runtime
 from tests.unit.ops.test_newton_schulz import FACTOR, STEPS, reference, relative
 
 # (shape of each matrix or of a stack of them, the block rows of a symmetric product at least)
@@ -26,7 +26,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_the_polynomial(way, seed, monkeypatch):
     shape, height = WAYS[way]
-    if way.startswith("grouped") and not experts.has_grouped_gemms(runtime.current()):
+    if way.startswith("grouped") and not grouped_gemms.has_grouped_gemms(runtime.current()):
         pytest.skip("the loaded cuBLAS has no grouped GEMMs for this GPU")
     monkeypatch.setattr(kernels, "BLOCK_ROWS", height)
     if way.startswith("singly"):

@@ -47,7 +47,7 @@ class Operands:
     def __init__(self, bench: Any, dims: ExpertDims, shape: Shape, precision: str, counts: np.ndarray) -> None:
         import paddle
 
-        from paddle_te.ops.te.experts import factors
+        from paddle_te.ops.te.grouped_gemms import factors
 
         self.bench, self.dims, self.shape, self.precision = bench, dims, shape, precision
         rows, in_, out = shape
@@ -125,7 +125,7 @@ def shapes_of(dims: ExpertDims) -> dict[str, Shape]:
 
 def measure(arguments: argparse.Namespace, dims: ExpertDims) -> dict[str, dict[str, Any]]:
     """Return {"fc1 fprop, bf16, even": row} of all GEMMs; row: its microseconds, grouped and dense, and its FLOP."""
-    from paddle_te.ops.te.experts import check_experts
+    from paddle_te.ops.te.grouped_gemms import check_experts
 
     _, raw_stream, _ = start_on_paddles(arguments.device)
     check_experts()

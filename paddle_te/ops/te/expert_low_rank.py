@@ -11,7 +11,7 @@ from paddle_te.ops.te.recording import Placeholder, Recorder
 from paddle_te.ops.te.runtime import Matrix, check_tensor
 
 if TYPE_CHECKING:
-    from paddle_te.ops.te.experts import Group
+    from paddle_te.ops.te.grouped_gemms import Group
 
 _MULTIPLE = 8  # what divides the columns of 16-bit grouped GEMMs
 

@@ -1,164 +1,30 @@
-"""Experts on Transformer Engine's grouped GEMMs and our kernels: see `paddle_te.ops.moe`.
-
-Only the device knows how many rows each expert has. Memory has room for the greatest possible number, and the GEMMs
-read the numbers on the device. So the host never waits, and one recorded program serves all batches.
-"""
+"""The experts' half of a layer on Transformer Engine's grouped GEMMs and our kernels: see `paddle_te.ops.moe`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import paddle
 from paddle import Tensor
 
-from paddle_te import native
-from paddle_te.fp8 import BlockScaling, GemmQuantizers, TensorScaling
-from paddle_te.native import BackendUnavailable, choice, experts
-from paddle_te.native.errors import Problem
-from paddle_te.native.experts import Rows
-from paddle_te.native.library import cublas_version
+from paddle_te.native import experts
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
 from paddle_te.ops.interface import QuantizersOfTwo
-from paddle_te.ops.moe import ExpertWeights, check_counts
-from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice, runtime
-from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
-from paddle_te.ops.te.runtime import FLOAT32, Matrix, Runtime, check_tensor, dtype_code
-from paddle_te.ops.te.scaled_activation import ACTIVATIONS
-
-# from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
-CUBLAS, CUBLAS_FP8, CUBLAS_BLOCK = (13, 4), (13, 5), (13, 6)
-HOPPER = 9  # elsewhere they take factors for each expert
-FAULTY = (13, 7)  # where these corrupt data on newer GPUs
-PIP = 'pip install "nvidia-cublas>=13.6.2,<13.7"'
-REMEDY = (
-    f"{PIP}; or keep it beside the other one: {PIP} --no-deps --target FOLDER, and start with "
-    f"{choice.VARIABLE}=FOLDER/nvidia/cu13/lib"
+from paddle_te.ops.moe import ExpertWeights
+from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice
+from paddle_te.ops.te.grouped_gemms import (
+    Group,
+    Grouped,
+    check_fp8,
+    check_supported,
+    dtype_of_weight,
+    grouped_weight,
+    multiple_of,
 )
-
-
-def check_experts(activation: str = "swiglu") -> None:
-    """Refuse what has no kernels, and libraries without grouped GEMMs."""
-    native.load()
-    version = cublas_version()
-    problems: list[Problem] = []
-    if not _has_grouped_gemms(version):
-        problems.append(Problem(f"grouped GEMMs need cuBLAS 13.4 to 13.6, not {_present(version)}", REMEDY))
-    capability = runtime.current().stream.capability
-    if capability[0] != HOPPER:
-        what = "grouped GEMMs are called as Hopper has them, not GPUs of compute capability {}.{}".format(*capability)
-        problems.append(Problem(what, "use backend paddle"))
-    if activation not in ACTIVATIONS:
-        what = f"backend transformer_engine has no experts with activation {activation}"
-        problems.append(Problem(what, "use backend paddle"))
-    if problems:
-        raise BackendUnavailable(problems)
-
-
-def _has_grouped_gemms(version: tuple[int, ...]) -> bool:
-    return CUBLAS <= version < FAULTY
-
-
-def has_grouped_gemms(rt: Runtime) -> bool:
-    """Say whether library and GPU have grouped GEMMs, as `check_experts` wants them."""
-    return _has_grouped_gemms(cublas_version()) and rt.stream.capability[0] == HOPPER
-
-
-def check_supported(activation: str) -> None:
-    """Refuse an activation. Layers have asked `check_experts` before, which takes longer."""
-    if activation not in ACTIVATIONS:
-        check_experts(activation)
-
-
-def _check_fp8(quantizers: GemmQuantizers | None) -> None:
-    """Raise where there are no grouped GEMMs with such quantizers."""
-    if quantizers is None:
-        return
-    in_blocks = quantizers.input.kind == "block"
-    needed = CUBLAS_BLOCK if in_blocks else CUBLAS_FP8
-    if cublas_version() < needed:
-        kind = "fp8 with block scaling" if in_blocks else "fp8"
-        what = "grouped GEMMs in {} need cuBLAS {}.{}".format(kind, *needed)
-        raise BackendUnavailable([Problem(f"{what}, not {_present(cublas_version())}", REMEDY)])
-
-
-def _present(version: tuple[int, ...]) -> str:
-    """Return the version of the loaded cuBLAS, and its places."""
-    places = native.report().get("cublasLt", {"paths": []})["paths"]
-    return "{}.{}".format(*version) + (f" ({', '.join(places)})" if places else "")
-
-
-@cache
-def _factors(place: str, alpha: float, beta: float) -> Tensor:
-    return paddle.to_tensor([alpha, 0, 0, 0, beta, 0, 0, 0], "float32")
-
-
-def factors(alpha: float = 1.0, beta: float = 0.0) -> int:
-    """Return where a grouped GEMM finds alpha and, 16 bytes behind it, beta on the present device."""
-    return _factors(str(paddle.framework._current_expected_place()), alpha, beta).data_ptr()
-
-
-# what a grouped GEMM reads
-Grouped: TypeAlias = Matrix | float8_experts.Operand | float8_experts.BlockOperand | float8_experts.StoredOperand
-
-
-class Group(NamedTuple):
-    """The rows of all experts.
-
-    experts: number of experts. rows: number of rows that memory has room for. counts: address of each expert's number
-    of rows. begins: {columns: address of the places where experts' rows begin in a matrix with so many columns}.
-    """
-
-    experts: int
-    rows: int
-    counts: int
-    begins: dict[int, int]
-
-    def _gemm(
-        self,
-        rt: Recorder,
-        a: Grouped,
-        b: Grouped,
-        d: Matrix,
-        transa: bool,
-        transb: bool,
-        accumulate: bool,
-        backward: bool,
-    ) -> None:
-        offsets = [self.begins.get(matrix.shape[1], 0) for matrix in (a, b, d)]  # not read for weights
-        exact = backward or isinstance(a, float8_experts.BlockOperand)
-        of_sum = factors(beta=float(accumulate))
-        given = transa, transb, self.experts, self.counts, *offsets, of_sum, rt.stream, accumulate, exact
-        rt.te.grouped_gemm(a.native, b.native, d.native, *given, *map(float8_experts.scale_inv, (a, b)))
-
-    def forward(self, rt: Recorder, x: Grouped, weight: Grouped, y: Matrix, accumulate: bool = False) -> None:
-        """Compute y (+)= x · weightᵀ; weight [E · out, in]."""
-        self._gemm(rt, weight, x, y, True, False, accumulate, False)
-
-    def dgrad(self, rt: Recorder, dy: Grouped, weight: Grouped, dx: Matrix, accumulate: bool = False) -> None:
-        """Compute dx (+)= dy · weight."""
-        self._gemm(rt, weight, dy, dx, False, False, accumulate, True)
-
-    def wgrad(self, rt: Recorder, x: Grouped, dy: Grouped, weight: Placeholder, code: int) -> Placeholder | None:
-        """Return weight's gradient, or None where it is put into or added to its main_grad."""
-        if weight.stop_gradient:
-            return None
-        main_grad, (_, out, in_) = weight.main_grad, weight.shape
-        fused, code = main_grad is not None, code if main_grad is None else FLOAT32
-        dw = rt.empty(weight.shape, weight.dtype) if main_grad is None else main_grad
-        accumulate = fused and bool(weight.accumulate)
-        self._gemm(rt, x, dy, rt.matrix(dw, code), False, True, accumulate, True)
-        if not accumulate:  # GEMMs over no rows write nothing
-            size = out * in_ * (4 if fused else 2)
-            experts.zero_empty(rt.te, rt.stream, dw.data_ptr(), self.counts, self.experts, size)
-        return None if fused else dw
-
-    def of_rows(self, matrix: Matrix) -> Rows:
-        """Return the experts.Rows of a Matrix that has these."""
-        rows, columns = matrix.shape
-        given = matrix.memory.data_ptr(), 0, self.begins[columns], rows
-        return experts.Rows(*given, self.experts, self.rows, columns, self.counts)
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizer, Recorder
+from paddle_te.ops.te.runtime import Matrix, check_tensor, dtype_code
+from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 
 
 class ExpertsSettings(NamedTuple):
@@ -297,18 +163,6 @@ class _Saved(NamedTuple):
     z: tuple[Matrix | None, Matrix | None]
 
 
-def _multiple(quantizers: RecordedQuantizers | None, otherwise: int) -> int:
-    """Return what divides dimensions of GEMMs in fp8; without fp8 `otherwise`."""
-    if quantizers is None:
-        return otherwise
-    return cast(TensorScaling | BlockScaling, quantizers.input.scaling).multiple
-
-
-def _dtype_of_weight(quantizers: RecordedQuantizers | None, x: Placeholder) -> Any:
-    """Return the dtype of a weight beside x: of bytes where it exists in fp8 only."""
-    return paddle.uint8 if quantizers is not None and quantizers.weight.kind == "stored" else x.dtype
-
-
 def _check(inputs: OpInputs, activation: str) -> tuple[int, int]:
     """Return (columns of fc1's output, of fc2's input)."""
     x, probs, routing_map, fc1, fc2, residual, *biases = inputs.tensors[:_LOW_RANK]
@@ -320,13 +174,13 @@ def _check(inputs: OpInputs, activation: str) -> tuple[int, int]:
     for name, weight, shape, q in zip(
         ("fc1_weight", "fc2_weight"), (fc1, fc2), ([fc1_rows, hidden], [hidden, ffn]), inputs.quantizers, strict=True
     ):
-        check_tensor(name, weight, [count, *shape], _dtype_of_weight(q, x))
+        check_tensor(name, weight, [count, *shape], dtype_of_weight(q, x))
     for name, bias, columns in zip(("fc1_bias", "fc2_bias"), biases, (fc1_rows, hidden), strict=True):
         if bias is not None:
             check_tensor(name, bias, [count, columns], x.dtype)
     if routing_map.dtype is not paddle.bool or list(routing_map.shape) != [tokens, count]:
         raise TypeError(f"routing_map is {routing_map.dtype} {routing_map.shape}; it must be bool {[tokens, count]}")
-    multiple = _multiple(inputs.quantizers[0], 8)
+    multiple = multiple_of(inputs.quantizers[0], 8)
     if hidden % multiple or ffn % multiple:
         raise ValueError(
             f"backend transformer_engine: hidden_size {hidden} and moe_ffn_hidden_size {ffn} must be multiples of "
@@ -339,13 +193,13 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: ExpertsSettings) -> tuple
     x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias = inputs.tensors[:_LOW_RANK]
     (first, second), train = inputs.quantizers, inputs.train
     (fc1_rows, ffn), (tokens, hidden_size), count = _check(inputs, settings.activation), x.shape, fc1.shape[0]
-    multiple = _multiple(first, 1)
+    multiple = multiple_of(first, 1)
     room = experts.most_rows(tokens, count, settings.topk, multiple, settings.pairs)
     sizes = experts.Sizes(tokens, count, room, multiple)
     placed = _Placed.of(rt, probs, routing_map, sizes, (hidden_size, fc1_rows, ffn), x, settings.activation)
     group, code, (low1, low2) = placed.group, placed.code, _low_ranks(inputs)
     expert_low_rank.find_begins(rt, group, low1, low2)
-    w1, w2 = (_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
+    w1, w2 = (grouped_weight(rt, fc, q, code, train) for fc, q in ((fc1, first), (fc2, second)))
     rows = placed.gathered(rt, x, None if first is None else first.input, train and not fc1.stop_gradient)
     group.forward(rt, rows, w1, hidden := placed.new(rt, fc1_rows))
     z1 = None if low1 is None else expert_low_rank.add(rt, group, placed.in_16_bits(rt, rows, x), low1, hidden, code)
@@ -369,15 +223,6 @@ def _low_ranks(inputs: OpInputs) -> tuple[expert_low_rank.Factors | None, expert
     """Return (Factors beside fc1's weight, beside fc2's), each None without LoRA."""
     fc1, fc2, (a1, b1, a2, b2) = *inputs.tensors[3:5], inputs.tensors[_LOW_RANK:]
     return expert_low_rank.factors("fc1", a1, b1, fc1), expert_low_rank.factors("fc2", a2, b2, fc2)
-
-
-def _weight(
-    rt: Recorder, weight: Placeholder, quantizers: RecordedQuantizers | None, code: int, train: bool
-) -> Grouped:
-    """Return a weight [E, out, in] as GEMMs read it."""
-    if quantizers is None:
-        return rt.matrix(weight, code)
-    return float8_experts.quantized_weight(rt, weight, quantizers, code, train)
 
 
 def _backward(rt: Recorder, saved: _Saved, dy: Placeholder) -> tuple[Placeholder | None, ...]:
@@ -486,7 +331,7 @@ def experts_mlp(
 ) -> Tensor:
     """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
     check_supported(activation)
-    _check_fp8(quantizers[0])
+    check_fp8(quantizers[0])
     fc1, fc2, fc1_bias, fc2_bias, *low_ranks = weights
     factors = [tensor for low_rank in low_ranks for tensor in low_rank or (None, None)]
     return autograd.apply(
@@ -494,91 +339,5 @@ def experts_mlp(
         (x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias, *factors),
         ExpertsSettings(topk, recompute_activation, activation, pairs),
         quantizers=quantizers,
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
-    )
-
-
-class _SavedLinear(NamedTuple):
-    """Hold what backward reads. rows, w: as the GEMM read them. operand: makes a GEMM's operand of rows."""
-
-    inputs: OpInputs
-    rows: Grouped
-    w: Grouped
-    group: Group
-    operand: Callable[[Placeholder, RecordedQuantizer | None], Grouped]
-
-
-def _linear_forward(rt: Recorder, inputs: OpInputs, _: None) -> tuple[Placeholder, _SavedLinear]:
-    (x, weight, counts, bias), (quantizers,) = inputs.tensors, inputs.quantizers
-    (count, out_features, in_features), code = weight.shape, dtype_code("x", x)
-    check_tensor("x", x, [x.shape[0], in_features], x.dtype)
-    check_tensor("weight", weight, weight.shape, _dtype_of_weight(quantizers, x))
-    if bias is not None:
-        check_tensor("bias", bias, [count, out_features], x.dtype)
-    if counts.dtype is not paddle.int64 or list(counts.shape) != [count]:
-        raise TypeError(f"the experts' rows are {counts.dtype} {counts.shape}; they must be int64 {[count]}")
-    multiple = _multiple(quantizers, 8)
-    if in_features % multiple or out_features % multiple:
-        raise ValueError(
-            f"backend transformer_engine: in_features {in_features} and out_features {out_features} must be multiples "
-            f"of {multiple}"
-        )
-    offsets, columns = rt.empty([2, count + 1], paddle.int64), (in_features, out_features)
-    begins = offsets.data_ptr(), offsets.data_ptr() + 8 * (count + 1)
-    experts.offsets(rt.te, rt.stream, counts.data_ptr(), *begins, count, *columns)
-    group = Group(count, x.shape[0], counts.data_ptr(), dict(zip(columns, begins, strict=True)))
-    operand = partial(_operand, rt, group, code)
-    rows, w = (
-        operand(x, None if quantizers is None else quantizers.input),
-        _weight(rt, weight, quantizers, code, inputs.train),
-    )
-    y = rt.empty([x.shape[0], out_features], x.dtype)
-    group.forward(rt, rows, w, out := rt.matrix(y, code))
-    expert_bias.add(rt, group.of_rows(out), bias, code)
-    if inputs.train:
-        float8_experts.drop_data(rt, rows, w)
-    return y, _SavedLinear(inputs, rows, w, group, operand)
-
-
-def _operand(rt: Recorder, group: Group, code: int, x: Placeholder, quantizer: RecordedQuantizer | None) -> Grouped:
-    """Return rows, a tensor, as GEMMs read them."""
-    matrix = rt.matrix(x, code)
-    if quantizer is None:
-        return matrix
-    return float8_experts.quantized(rt, group.of_rows(matrix), quantizer, code, True)
-
-
-def _linear_backward(rt: Recorder, saved: _SavedLinear, dy: Placeholder) -> tuple[Placeholder | None, ...]:
-    inputs, rows, w, group, operand = saved
-    (x, weight, _, bias), (quantizers,) = inputs.tensors, inputs.quantizers
-    grad, code, dx = operand(dy, None if quantizers is None else quantizers.grad_output), dtype_code("x", x), None
-    if not x.stop_gradient:
-        dx = rt.empty(x.shape, x.dtype)
-        group.dgrad(rt, grad, float8_experts.for_backward(rt, w), rt.matrix(dx, code))
-    dbias = expert_bias.gradient(rt, group.of_rows(rt.matrix(dy, code)), bias, code)
-    return dx, group.wgrad(rt, rows, grad, weight, code), None, dbias
-
-
-_GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
-
-
-def grouped_linear(
-    x: Tensor,
-    weight: Tensor,
-    counts: Sequence[int] | Tensor,
-    *,
-    bias: Tensor | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
-) -> Tensor:
-    """Return each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
-    _check_fp8(quantizers)
-    if not isinstance(counts, paddle.Tensor):
-        check_counts(counts, x.shape[0], quantizers)
-        counts = paddle.to_tensor(counts, "int64")
-    return autograd.apply(
-        _GROUPED_LINEAR,
-        (x, weight, counts, bias),
-        quantizers=(quantizers,),
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
     )

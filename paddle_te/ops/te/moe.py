@@ -20,7 +20,9 @@ from paddle_te.ops.routing import apply_routing, limit_experts, shares_of
 from paddle_te.ops.routing import balance_loss as of_shares
 from paddle_te.ops.routing import route as in_paddle
 from paddle_te.ops.te import autograd, runtime
-from paddle_te.ops.te.experts import check_experts, check_supported, experts_mlp, grouped_linear
+from paddle_te.ops.te.experts import experts_mlp
+from paddle_te.ops.te.grouped_gemms import check_experts, check_supported
+from paddle_te.ops.te.grouped_linear import grouped_linear
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import BYTE, FLOAT32, Matrix, check_tensor, dense, dtype_code, view
 from paddle_te.ops.te.scaled_activation import ACTIVATIONS

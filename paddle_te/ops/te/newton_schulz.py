@@ -21,7 +21,7 @@ from paddle import Tensor
 from paddle_te.native import addition
 from paddle_te.native import newton_schulz as kernels
 from paddle_te.ops.newton_schulz import CUBIC, LEAST_NORM, LINEAR, QUINTIC, joined
-from paddle_te.ops.te import experts, runtime
+from paddle_te.ops.te import grouped_gemms, runtime
 from paddle_te.ops.te.runtime import Runtime, dtype_code
 
 ITEM = 2  # bytes of an element
@@ -48,7 +48,7 @@ def _way(rt: Runtime, code: int, count: int, rows: int, columns: int) -> _Singly
     """Return the way for so many matrices."""
     if (blocks := kernels.blocks_of(rows, columns)) > 1:
         return _Symmetric(rt, code, blocks, rows > columns)
-    if kernels.is_grouped(count, rows, columns) and experts.has_grouped_gemms(rt):
+    if kernels.is_grouped(count, rows, columns) and grouped_gemms.has_grouped_gemms(rt):
         return _Grouped(rt, code, count, rows, columns)
     return _Singly(rt, code)
 
@@ -154,11 +154,11 @@ class _Grouped(_Singly):
         self._rows = {size: paddle.full([count], size[0], "int64") for size in sizes}
 
     def _set_gram(self, x: Tensor, gram: Tensor, transposed: tuple[bool, bool]) -> None:
-        self._gemm(x, x, gram, transposed, experts.factors())
+        self._gemm(x, x, gram, transposed, grouped_gemms.factors())
 
     def _multiplied(self, left: Tensor, right: Tensor, added: Tensor, alpha: float, beta: float) -> Tensor:
         result = self.rt.empty(added.shape, added.dtype)
-        self._gemm(right, left, result, (False, False), experts.factors(alpha, beta), added)
+        self._gemm(right, left, result, (False, False), grouped_gemms.factors(alpha, beta), added)
         return result
 
     def _gemm(

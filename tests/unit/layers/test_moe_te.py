@@ -8,8 +8,7 @@ from paddle_te import fp8
 from paddle_te.layers import TransformerLayer
 from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.native import BackendUnavailable
-from paddle_te.ops.te import experts as te_experts
-from paddle_te.ops.te import kernel_choice, program
+from paddle_te.ops.te import grouped_gemms, kernel_choice, program
 from tests import emulated_experts, emulated_te
 from tests.bfloat16 import truncated
 from tests.moe_te_cases import (
@@ -179,7 +178,7 @@ def test_an_activation_without_kernels_is_refused():
 
 @pytest.mark.parametrize("version", [(13, 1), (13, 3), (13, 7)])
 def test_a_cublas_without_grouped_gemms_is_refused(version, monkeypatch):
-    monkeypatch.setattr(te_experts, "cublas_version", lambda: version)
+    monkeypatch.setattr(grouped_gemms, "cublas_version", lambda: version)
     with pytest.raises(BackendUnavailable, match=r"(?s)13.4 to 13.6, not 13\.\d.*nvidia-cublas.*CUDA_LIBRARIES="):
         MoELayer(MoEConfig(**SIZES))
 
@@ -253,7 +252,7 @@ def test_other_gpus_are_refused(capability, monkeypatch):
     ("block", (13, 5), "fp8 with block scaling need cuBLAS 13.6, not 13.5"),
 ])  # fmt: skip
 def test_fp8_on_an_older_cublas_is_refused(recipe, version, words, monkeypatch):
-    monkeypatch.setattr(te_experts, "cublas_version", lambda: version)
+    monkeypatch.setattr(grouped_gemms, "cublas_version", lambda: version)
     layer = MoELayer(MoEConfig(**SIZES_OF.get(recipe, SIZES), params_dtype="bfloat16"))
     with fp8.fp8_autocast(True, RECIPES[recipe]), pytest.raises(BackendUnavailable, match=words):
         layer(paddle.randn([TOKENS, layer.config.hidden_size]).astype("bfloat16"))
