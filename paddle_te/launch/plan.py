@@ -94,6 +94,22 @@ def make_plan(job: JobModule, words: list[str], environ: Mapping[str, str]) -> t
     return plan_for(job, args, environ), args
 
 
+def _folders(job: JobModule, args: argparse.Namespace, nodes: Nodes, world: int) -> tuple[Path, Path]:
+    """Return a run's folder and its output's. Raise LaunchError where they do not fit what is started."""
+    folder, output = job.folders(args, nodes.count, world // (ranks_of_a_sequence(args) * args.FSDP))
+    check_output(args, folder, job.OUTPUT_NAME)
+    check_start(args, output, job.OUTPUT_NAME)
+    _check_checkpoint(args, output)
+    return folder, output
+
+
+def _check_memory(args: argparse.Namespace, config: Any, layout: Job | None, devices: Devices) -> None:
+    if devices.kind != "cpu":
+        from paddle_te.launch.cards import check_memory  # here, as it imports the planner
+
+        check_memory(args, config, layout)
+
+
 def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """Return `make_plan`'s plan of arguments that are parsed."""
     args.HOST = _find_host(args)
@@ -110,20 +126,13 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
         args.FSDP = max(1, world // ranks_of_a_sequence(args))
     check_asked(job, args, devices.kind, world, config)
     check_here(args, devices.kind)
-    folder, output = job.folders(args, nodes.count, world // (ranks_of_a_sequence(args) * args.FSDP))
+    folder, output = _folders(job, args, nodes, world)
     profile, logs = folder / "profile", folder / "logs"
     if nodes.count > 1:  # which share the folder
         logs /= f"node{nodes.rank}"
-    check_output(args, folder, job.OUTPUT_NAME)
-    check_start(args, output, job.OUTPUT_NAME)
-    _check_checkpoint(args, output)
-
     program = _program(job, args, config, devices, world, folder, output)
     layout = program.asked if planner_knows(args) else None
-    if devices.kind != "cpu":
-        from paddle_te.launch.cards import check_memory  # here, as it imports the planner
-
-        check_memory(args, config, layout)
+    _check_memory(args, config, layout, devices)
     command = [*launch_command(devices, nodes, logs), program.script, *program.words]
     _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)

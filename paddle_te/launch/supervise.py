@@ -189,9 +189,13 @@ class Supervisor:
         self.watchdog.begin()
         self.leavings = Leavings()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.child = self._spawn(command, env)
+        self.old_handlers = self._take_signals()
+
+    def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         terminal = {TERMINAL: "1"} if self.launched and sys.stdout.isatty() else {}
         with open(self.logs / LAUNCHER_LOG, "ab") if self.launched else contextlib.nullcontext() as messages:
-            self.child = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 env=dict(env) | {LAUNCHER_VARIABLE: self.watchdog.name} | terminal,
                 stdin=subprocess.DEVNULL,
@@ -200,6 +204,9 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=_prepare_child,
             )
+
+    def _take_signals(self) -> dict[int, Any]:
+        """Handle the signals that stop, save or are passed on. Return {signal: its handler before}."""
         handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
             signal.SIGINT: self._stop,
             signal.SIGTERM: self._save,
@@ -207,7 +214,7 @@ class Supervisor:
         }
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
             handlers[signal.SIGHUP] = self._stop
-        self.old_handlers = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+        return {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         """End all of it, with what has not been saved."""

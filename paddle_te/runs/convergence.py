@@ -177,8 +177,7 @@ def plot(summary: Summary) -> bytes:
     return picture.getvalue()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m paddle_te.runs.convergence",
         description="Compare the loss curves of several runs with the first one's.",
@@ -198,6 +197,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="compare moving averages over so many steps (default: 1, none)",
     )
     parser.add_argument("--output", type=folder_argument, help="folder for loss.png and summary.json (default: none)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = make_parser()
     args = parser.parse_args(argv)
     if len(args.runs) < 2:
         parser.error("two or more runs are needed")

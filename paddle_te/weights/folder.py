@@ -137,7 +137,7 @@ def open_checkpoint(
         for rank in ranks.values():
             rank.tensors = _of_the_language_model(rank.tensors)
     without = [_without_further_layers(rank, said) for rank in ranks.values()] if said else []
-    layout = _detect(folder, ranks, sizes)
+    layout = _detect(ranks, sizes)
     for rank in ranks.values():
         _stack_experts(rank, layout, _FORMATS[suffix])
     tp, pp = _degrees(folder, suffix, ranks)
@@ -308,7 +308,7 @@ def read_index(path: Path, file_format: ModuleType) -> tuple[dict[str, TensorRef
     return tensors, index
 
 
-def _detect(folder: Path, ranks: Mapping[RankKey, Rank], config: dict[str, Any] | None) -> Layout:
+def _detect(ranks: Mapping[RankKey, Rank], config: dict[str, Any] | None) -> Layout:
     tied = is_tied(config)
     tensors = {name: ref for rank in ranks.values() for name, ref in rank.tensors.items()}
     describe = lambda name: f"{tensors[name].path}: tensor {name!r}"  # noqa: E731

@@ -233,6 +233,15 @@ def merge(trainer: FinetuningTrainer, model_args: FinetuneModelArguments, tokeni
     logger.info(f"{folder} is complete: the model of {base} with the adapter in {adapter} in its weights")
 
 
+def _check_fits(checkpoint: str, task: Finetuning, config: Any, identity: Any) -> None:
+    """Refuse a checkpoint of another model, adapter or data."""
+    recipe = recipe_of(config) if task.model_args.fp8_base else None
+    quantized = stored_scaling(recipe).words if recipe else None
+    adapter = new_adapter(task.model_args, task.training_args)
+    values = model_values(config, adapter, quantized, task.training_args.freeze)
+    check_fits(checkpoint, values, identity, task.training_args)
+
+
 def tune(kind: type[Finetuning]) -> None:
     """Tune a model. kind: Finetuning, or a class with its attributes."""
     exit_signal = ExitSignalCallback()
@@ -256,10 +265,7 @@ def tune(kind: type[Finetuning]) -> None:
         course = make_course(len(train), checkpoint, training_args) if train else None
         identity = task.data_identity(template) if train else None
         if checkpoint:
-            recipe = recipe_of(config) if model_args.fp8_base else None
-            quantized = stored_scaling(recipe).words if recipe else None
-            values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
-            check_fits(checkpoint, values, identity, training_args)
+            _check_fits(checkpoint, task, config, identity)
         finished = is_finished(course, training_args)
         if model_args.merge_lora:
             check_new(merged_folder(training_args))
