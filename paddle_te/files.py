@@ -26,11 +26,11 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def real_path(path: str | Path) -> Path:
-    """Where a path's links lead. One that leads to itself stays, where `Path.resolve` raises RuntimeError."""
+    """Return where a path's links lead. One that leads to itself stays, where `Path.resolve` raises RuntimeError."""
     return Path(os.path.realpath(path))
 
 
 def read_file(path: str | Path) -> bytes:
-    """A file's content. Raises OSError as `open_file`."""
+    """Return a file's content. Raises OSError as `open_file`."""
     with open_file(path) as file:
         return file.read()

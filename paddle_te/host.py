@@ -29,7 +29,7 @@ class HostError(ValueError):
 
 
 def installed() -> list[str]:
-    """The hosts that this Python can import."""
+    """Return the hosts that this Python can import."""
     return [name for name in HOSTS if _is_there(name)]
 
 
@@ -39,7 +39,7 @@ def _is_there(name: str) -> bool:
 
 
 def find(wanted: str | None = None, of: Iterable[str] = tuple(HOSTS), what: str = "this") -> str:
-    """The host to use: `wanted`, or without that the one that is installed, where it is one `of` those that can.
+    """Return the host to use: `wanted`, or without that the one that is installed, where it is one `of` those that can.
 
     what: needs it, for messages.
     Raises HostError where it is not installed, or where several are and none is wanted.

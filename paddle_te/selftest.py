@@ -213,7 +213,7 @@ def time_of_layer(
 
 
 def check_collectives(devices: Sequence[str], logs: str) -> list[Check]:
-    """All devices together, each in a process of its own. logs: a folder for theirs.
+    """Compare all devices together, each in a process of its own. logs: a folder for theirs.
 
     Raises RuntimeError where they do not come to an end.
     """

@@ -44,7 +44,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: HasTemplates, origin: str, chosen: str | None = None) -> ChatTemplate | None:
-        """The template of a file, of the tokenizer where none is chosen, or None where there is none.
+        """Return the template of a file, of the tokenizer where none is chosen, or None where there is none.
 
         chosen: --chat_template. origin: the tokenizer's folder. Raises ValueError for a file that holds none.
         """
@@ -65,7 +65,7 @@ class ChatTemplate:
         return replace(self, variables=self.variables | variables)
 
     def named(self, name: str) -> ChatTemplate:
-        """The template of a name, for all conversations. Raises ValueError where there is none."""
+        """Return the template of a name, for all conversations. Raises ValueError where there is none."""
         if name not in self.sources:
             names = ", ".join(sorted(self.sources))
             raise ValueError(f"{self.origin} has no chat template {name!r}, but {names}")
@@ -77,7 +77,7 @@ class ChatTemplate:
         return xxhash.xxh3_64(json.dumps([self.sources, self.variables], sort_keys=True).encode()).hexdigest()
 
     def name_for(self, conversation: Conversation) -> str:
-        """Which of the templates is a conversation's. Raises ConversationError where none is."""
+        """Return which of the templates is a conversation's. Raises ConversationError where none is."""
         if conversation.tools is not None and "tool_use" in self.sources:
             return "tool_use"
         if "default" not in self.sources:
@@ -154,11 +154,11 @@ class Renderer:
                 yield Rendered(answer["text"], answer["spans"], answer["rewords"])
 
     def prompt(self, conversation: Conversation) -> str:
-        """The text that asks for the assistant's next turn."""
+        """Return the text that asks for the assistant's next turn."""
         return self._text(conversation, asks=True)
 
     def begun(self, conversation: Conversation) -> str:
-        """The text of a conversation whose last turn has only begun: what would end that turn is left out."""
+        """Return the text of a conversation whose last turn has only begun: what would end that turn is left out."""
         text, last = self._text(conversation, asks=False), conversation.messages[-1]["content"]
         place = text.rfind(last.strip())
         if place < 0:

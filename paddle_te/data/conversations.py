@@ -54,12 +54,12 @@ class Conversation:
         return [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     def up_to(self, number: int) -> Conversation:
-        """The conversation until message `number`, that one included."""
+        """Return the conversation until message `number`, that one included."""
         return Conversation(self.where, self.messages[: number + 1], self.tools, self.question)
 
 
 def parse(where: str, record: dict[str, Any]) -> Conversation:
-    """The conversation of a record, with an answer. Raises ConversationError for a record of another form."""
+    """Return the conversation of a record, with an answer. Raises ConversationError for a record of another form."""
     conversation = _parse(where, record)
     count = len(conversation.answers)
     if "src" in record and conversation.messages[-1]["role"] != "assistant":

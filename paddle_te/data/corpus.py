@@ -51,7 +51,7 @@ class Index:
 
 
 def find_data(input_dir: str | None) -> list[str | float]:
-    """What PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
+    """Return what PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
 
     Raises:
         CorpusError: no input_dir, or no complete .bin/.idx pair there.
@@ -81,7 +81,7 @@ def prefixes_of(data: list[str | float]) -> list[str]:
 
 
 def check_files(prefix: str) -> None:
-    """Refuses a prefix without one of its two files, or with others that a host would read. Raises CorpusError."""
+    """Refuse a prefix without one of its two files, or with others that a host would read. Raises CorpusError."""
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(prefix + suffix):
             raise CorpusError(f"{prefix}{suffix} is missing: {HOW}")
@@ -177,12 +177,12 @@ def _first(wrong: npt.NDArray[Any]) -> int | None:
 
 
 def tokens(prefix: str, index: Index) -> npt.NDArray[Any]:
-    """All token ids of a corpus, mapped from PREFIX.bin: its documents one after another."""
+    """Return all token ids of a corpus, mapped from PREFIX.bin: its documents one after another."""
     return np.memmap(f"{prefix}.bin", index.dtype, "r") if index.bytes else np.zeros(0, index.dtype)
 
 
 def check_vocabulary(prefix: str, index: Index, vocab_size: int) -> None:
-    """Refuses token ids that a model does not have. Raises CorpusError."""
+    """Refuse token ids that a model does not have. Raises CorpusError."""
     if not index.bytes:
         return
     beginning = tokens(prefix, index)[:SCANNED_TOKENS]
@@ -191,7 +191,7 @@ def check_vocabulary(prefix: str, index: Index, vocab_size: int) -> None:
 
 
 def check_sequences(sequences: npt.NDArray[Any], vocab_size: int) -> None:
-    """Refuses token ids that a model does not have, in what was read of a corpus. Raises CorpusError."""
+    """Refuse token ids that a model does not have, in what was read of a corpus. Raises CorpusError."""
     _check_ids("the corpus", sequences, vocab_size)
 
 

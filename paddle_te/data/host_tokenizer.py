@@ -18,7 +18,7 @@ from paddle_te.data.tokenizer_folder import Folder, TokenizerError, one_line
 
 
 def named(name: str) -> HostTokenizer:
-    """The tokenizer of a name such as meta-llama/Meta-Llama-3-8B. Raises TokenizerError."""
+    """Return the tokenizer of a name such as meta-llama/Meta-Llama-3-8B. Raises TokenizerError."""
     path = Path(name)
     if path.is_absolute() or len(path.parts) > 2 or name.startswith(".") or not name:
         raise TokenizerError(f"tokenizer {name!r}: there is no such folder")
@@ -26,7 +26,7 @@ def named(name: str) -> HostTokenizer:
 
 
 def of_folder(folder: Path, kind: str) -> HostTokenizer:
-    """The tokenizer in a folder whose class, `kind`, only the host knows. Raises TokenizerError."""
+    """Return the tokenizer in a folder whose class, `kind`, only the host knows. Raises TokenizerError."""
     if not hasattr(_module("transformers"), kind):  # the host would look for it on the network
         called = host.HOSTS[host.find()]
         raise TokenizerError(f"{folder}: neither paddle_te nor {called} has the tokenizer_class {kind!r}")

@@ -73,7 +73,7 @@ class Order:
         return Path(self.prefix).parent / FOLDER
 
     def files(self, folder: Path) -> list[Path]:
-        """Its arrays, and last the host's description."""
+        """Return the arrays, and last the host's description."""
         return [folder / f"{self.stem}{ending}" for ending in FILES]
 
     def note(self, folder: Path) -> Path:
@@ -83,7 +83,7 @@ class Order:
 def orders_of(
     host: ModuleType, data: list[str | float], samples: list[int], length: int, seed: int, split: str
 ) -> list[Order]:
-    """The orders that a host reads for a run: of each corpus, and of each split that has documents.
+    """Return the orders that a host reads for a run: of each corpus, and of each split that has documents.
 
     host: its module data.causal_dataset. data: as `corpus.find_data` returns it. samples: of train, valid and test.
     Raises CorpusError for an order that is longer than a host can count.
@@ -103,7 +103,7 @@ def orders_of(
 
 
 def passes(samples: int, length: int, tokens: int) -> int:
-    """How many times a host reads so many tokens for so many samples."""
+    """Return how many times a host reads so many tokens for so many samples."""
     return max(-(-(samples * length + 1) // max(tokens, 1)), 1)
 
 
@@ -120,7 +120,7 @@ def _check_length(order: Order) -> None:
 
 
 def provide(host: ModuleType, orders: list[Order], share_folder: bool = False) -> None:
-    """Lets a host find the orders, whole and of this very corpus, beside it.
+    """Let a host find the orders, whole and of this very corpus, beside it.
 
     One process of those that share the folder calls it, before any of them reads.
 
@@ -134,7 +134,7 @@ def provide(host: ModuleType, orders: list[Order], share_folder: bool = False) -
 
 
 def await_orders(orders: list[Order], seconds: float = VISIBLE) -> None:
-    """Returns when this process sees the files that another one has made; on a network's file system that takes time.
+    """Wait until this process sees the files that another one has made; on a network's file system that takes time.
 
     Raises CorpusError where it does not see them.
     """

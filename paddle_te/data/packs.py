@@ -10,7 +10,7 @@ GREEDY_WINDOW = 500  # samples that a tighter packing orders anew at a time
 
 
 def pack(lengths: Sequence[int], room: int, greedy: bool = False) -> list[list[int]]:
-    """Lists of samples' numbers, whose lengths sum up to `room` at most. No sample is longer than that.
+    """Return lists of samples' numbers, whose lengths sum up to `room` at most. No sample is longer than that.
 
     greedy: each of a window of samples goes where most room is left, instead of behind the one before.
     """

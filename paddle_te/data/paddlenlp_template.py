@@ -29,7 +29,7 @@ def is_paddlenlps(said: Any) -> bool:
 
 
 def as_template(said: dict[str, Any]) -> str:
-    """The template. Raises ValueError for a file without texts for both sides of a round."""
+    """Return the template. Raises ValueError for a file without texts for both sides of a round."""
     rounds, system, query = (said.get(name) for name in ("conversation", "system", "query"))
     texts = [system or "", query or "{{ query }}", *(rounds if isinstance(rounds, list) else [])]
     if len(texts) != 4 or not all(isinstance(text, str) for text in texts):

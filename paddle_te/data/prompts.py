@@ -55,7 +55,7 @@ class PromptMaker:
         return self._prompts((f"{name}, text {i}", {"text": text}) for i, text in enumerate(texts, 1))
 
     def of_file(self, path: str | Path, limit: int | None = None) -> list[Prompt]:
-        """The prompts in a file of records: {"text": …}, or conversations as fine-tuning reads them.
+        """Return the prompts in a file of records: {"text": …}, or conversations as fine-tuning reads them.
 
         Raises ValueError or FileNotFoundError, in one line with file and line.
         """
@@ -103,5 +103,5 @@ class PromptMaker:
 
 
 def chat_tokens(tokenizer: Encoder, text: str) -> list[int]:
-    """The tokens of a rendered conversation, in which the template has written those that begin a text."""
+    """Return the tokens of a rendered conversation, in which the template has written those that begin a text."""
     return tokenizer.encode(text, add_special_tokens=False)

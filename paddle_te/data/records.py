@@ -28,7 +28,7 @@ ROWS = 256  # of Parquet and Arrow at a time
 
 
 def find_files(dataset: str | Path, split: str) -> list[Path]:
-    """The files of a split, TRAIN or DEV: of a folder, or the only file of the data set, which is for training.
+    """Return the files of a split, TRAIN or DEV: of a folder, or the only file of the data set, which is for training.
 
     Raises FileNotFoundError where there are none, and ValueError where it is not clear which they are.
     """
@@ -50,7 +50,7 @@ def find_files(dataset: str | Path, split: str) -> list[Path]:
 
 
 def has_split(dataset: str | Path, split: str) -> bool:
-    """Whether there are files of a split."""
+    """Return whether there are files of a split."""
     try:
         return bool(find_files(dataset, split))
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _lines(path: Path) -> Iterator[Record]:
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file begins with a bracket."""
+    """Return whether a file begins with a bracket."""
     with path.open("rb") as file:
         while block := file.read(READ_CHARACTERS):
             if text := block.removeprefix(b"\xef\xbb\xbf").strip():
@@ -167,7 +167,7 @@ class _Text:
         self.decoder = json.JSONDecoder()
 
     def next(self) -> str | None:
-        """The next character that is no blank, at which the text then stands; None at the end."""
+        """Return the next character that is no blank, at which the text then stands; None at the end."""
         while True:
             blank = len(self.text) - self.at - len(self.text[self.at :].lstrip(" \t\r\n"))
             self._advance(self.at + blank)

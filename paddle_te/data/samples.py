@@ -48,7 +48,7 @@ class Tally:
     reworded: str = ""  # where the first conversation stands of which turns are not what they were for their answer
 
     def words(self, max_length: int) -> str:
-        """A line for the log."""
+        """Return a line for the log."""
         parts = [f"{self.kept} samples"]
         if self.cut:
             parts.append(f"{self.cut} of them cut after the last answer that fits into --max_length {max_length}")
@@ -169,7 +169,7 @@ class SampleMaker:
 
 
 def check_has_template(conversation: Conversation) -> None:
-    """Raises ConversationError for what only a chat template makes a text of."""
+    """Raise ConversationError for what only a chat template makes a text of."""
     if not conversation.question:
         raise ConversationError(
             f"{conversation.where}: is a conversation, and the tokenizer has no chat template: give one in a file to "
@@ -184,7 +184,7 @@ def read_conversations(paths: Iterable[Path], limit: int | None = None) -> Itera
 
 
 def samples_of(paths: list[Path], maker: SampleMaker, limit: int | None = None) -> list[Sample]:
-    """The samples of the conversations in files; of no more than `limit`.
+    """Return the samples of the conversations in files; of no more than `limit`.
 
     Raises FileNotFoundError or ValueError, in one line, for a file or a conversation that cannot be one, and where no
     conversation fits.

@@ -77,7 +77,7 @@ def is_plain(model: Any) -> bool:
 
 
 def convert(model: Any, begin: list[str], legacy: bool, prefix_space: bool) -> Tokenizer:
-    """The Tokenizer of a ModelProto.
+    """Return the Tokenizer of a ModelProto.
 
     begin: what the first tokens are called, if not as in the model.
     legacy: a space is put before each text between added tokens, as until transformers 4.33, instead of before the

@@ -209,7 +209,7 @@ class Template:
         self.wants_text = False
 
     def render(self, messages: Messages, variables: dict[str, Any], prompt: bool = False) -> tuple[str, Trace]:
-        """A conversation's text, with the prompt for the assistant's next turn if asked. Raises RenderError."""
+        """Return a conversation's text, with the prompt for the assistant's next turn if asked. Raises RenderError."""
         if not self.wants_text and _has_objects(messages):
             try:
                 return self._render(messages, variables, prompt)
@@ -265,7 +265,7 @@ class Conversation:
     trace: Trace
 
     def answer(self, number: int) -> Span:
-        """Raises RenderError where the template does not tell."""
+        """Raise RenderError where the template does not tell."""
         if number not in self.trace.turns:
             raise RenderError(f"it writes nothing for it in a loop over the messages, {MARK_IT}", number)
         begin, end = self.trace.turns[number]
@@ -400,7 +400,7 @@ class Timer:
 
 
 def answer(templates: dict[str, Template], request: dict[str, Any]) -> dict[str, Any]:
-    """What the process says to a request; `templates` are those it knows."""
+    """Return what the process says to a request; `templates` are those it knows."""
     try:
         with Timer():
             if "templates" in request:

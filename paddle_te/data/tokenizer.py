@@ -20,7 +20,7 @@ __all__ = ["Tokenizer", "TokenizerError", "load_tokenizer", "portable_files", "r
 
 
 def load_tokenizer(name_or_path: str | Path, model: str | Path | None = None) -> AnyTokenizer:
-    """The tokenizer of a folder, or of a name that the host knows and downloads.
+    """Return the tokenizer of a folder, or of a name that the host knows and downloads.
 
     model: the folder of the model that generates with it, whose generation_config.json adds to `end_token_ids`.
     Raises TokenizerError, a ValueError, in one line that names the file.
@@ -43,7 +43,7 @@ def _load(name_or_path: str | Path) -> AnyTokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder, without a host; None where its class is one that only a host has.
+    """Return the tokenizer of a folder, without a host; None where its class is one that only a host has.
 
     Raises TokenizerError.
     """
@@ -93,7 +93,7 @@ class Tokenizer:
     def encoding(
         self, text: str, add_special_tokens: bool = True, split_special_tokens: bool | None = None
     ) -> tokenizers.Encoding:
-        """A text's tokens, with their places in it.
+        """Return a text's tokens, with their places in it.
 
         add_special_tokens: with those that the tokenizer puts around a text.
         split_special_tokens: whether "</s>" in the text is text, too, instead of that token.
@@ -104,7 +104,7 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool | None = None) -> list[int]:
-        """The ids of a text's tokens; arguments as `encoding`'s."""
+        """Return the ids of a text's tokens; arguments as `encoding`'s."""
         return self.encoding(text, add_special_tokens, split_special_tokens).ids
 
     def __call__(self, text: str, return_token_type_ids: bool = False, **options: bool) -> dict[str, list[int]]:
@@ -114,7 +114,7 @@ class Tokenizer:
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
-        """The text of tokens. Spaces before punctuation go only where the tokenizer's files say so."""
+        """Return the text of tokens. Spaces before punctuation go only where the tokenizer's files say so."""
         with tokenizer_backend.refusing(f"{self.folder}: cannot decode"):
             text = self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special_tokens)
         cleans = self._cleans if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
@@ -130,7 +130,7 @@ class Tokenizer:
         return self._backend.id_to_token(number)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the files that the tokenizer was read from."""
+        """Write the files that the tokenizer was read from."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name in FILES:
             if name in self._files:

@@ -174,7 +174,7 @@ def _check(folder: Folder, backend: tokenizers.Tokenizer, added: Added) -> None:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turns whatever the library `tokenizers` raises into a TokenizerError that begins with `what`."""
+    """Turn whatever the library `tokenizers` raises into a TokenizerError that begins with `what`."""
     try:
         yield
     except (TokenizerError, KeyboardInterrupt, SystemExit):

@@ -51,12 +51,12 @@ class Folder:
 
     @classmethod
     def read(cls, path: Path) -> Folder:
-        """Raises TokenizerError for a file that cannot be read."""
+        """Raise TokenizerError for a file that cannot be read."""
         names = [name for name in (*FILES, GENERATION, MODEL_CONFIG) if os.path.lexists(path / name)]
         return cls(path, {name: _read(path / name) for name in names})
 
     def json(self, name: str, kind: type = dict) -> Any:
-        """The JSON object of a file, {} without it. Raises TokenizerError for anything else."""
+        """Return the JSON object of a file, {} without it. Raises TokenizerError for anything else."""
         if name not in self.files:
             return kind()
         try:
@@ -253,7 +253,7 @@ def one_line(text: object) -> str:
 
 
 def all_tokens(special: dict[str, Any]) -> list[Token]:
-    """The special tokens, each text once, in transformers' order."""
+    """Return the special tokens, each text once, in transformers' order."""
     order = [name for name in (*SPECIAL_TOKENS, ADDITIONAL) if name in special]
     order += [name for name in special if name not in order]
     found: dict[str, Token] = {}

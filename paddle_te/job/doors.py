@@ -34,24 +34,24 @@ class Door:
     others: frozenset[str] = frozenset()
 
     def name(self, flag: str) -> str:
-        """The flag's name, as the user writes it."""
+        """Return the flag's name, as the user writes it."""
         return self.names[flag].name if flag in self.names else self.mark + flag
 
     def said(self, flag: str, value: object) -> str:
-        """The flag with a value, as the user writes it."""
+        """Return the flag with a value, as the user writes it."""
         if flag not in self.names:
             return f"{self.mark}{flag}{self.between}{word(value)}"
         called = self.names[flag]
         return f"{called.name}={called.values.get(value) or word(value)}"
 
     def with_others(self, flags: Iterable[str]) -> Door:
-        """The door of a user who has given these under their own names, in `where`."""
+        """Return the door of a user who has given these under their own names, in `where`."""
         others = frozenset(flags)
         names = {flag: name for flag, name in self.names.items() if flag not in others}
         return replace(self, names=names, others=others)
 
     def explain(self, template: str, job: Job, **found: object) -> str:
-        """A text about a job in this door's words.
+        """Return a text about a job in this door's words.
 
         `{flag}` stands for a flag with its value, `{flag:name}` for its name, `{flag:value}` for its value, and
         `{flag:WORD}` for the flag with another value; `{property}` for what the Job has under this name.

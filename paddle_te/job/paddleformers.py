@@ -56,7 +56,7 @@ ITS_OWN = (AGAIN,)
 
 
 def recompute_lines(job: Job) -> dict[str, object]:
-    """The lines that say what backward computes again; its "selective" is a granularity of parts only."""
+    """Return the lines that say what backward computes again; its "selective" is a granularity of parts only."""
     if job.recomputed == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     modules = sorted({*job.recomputed_modules})

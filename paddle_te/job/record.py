@@ -64,7 +64,7 @@ class Job(
 
     @classmethod
     def of(cls, flags: object, **known: Any) -> Job:
-        """The record of what `flags` says, {flag: value} or an object with such attributes.
+        """Return the record of what `flags` says, {flag: value} or an object with such attributes.
 
         What it leaves out has the flag's default. A host's enumerations become their words. known: further fields.
         """

@@ -27,7 +27,7 @@ _WITHOUT = {
 
 @cache
 def options(script: str | None = None) -> dict[str, Option]:
-    """The options of a script, or of all, by name."""
+    """Return the options of a script, or of all, by name."""
     without = _WITHOUT[script] if script else ()
     return {option.name: option for option in options_of(*(each for each in SECTIONS if each not in without))}
 
@@ -88,7 +88,7 @@ def pairs(words: Iterable[str]) -> dict[str, str]:
 
 
 def printed(flags: Mapping[str, object]) -> list[str]:
-    """The words of {flag: value}; None leaves one out, several values are words of their own."""
+    """Return the words of {flag: value}; None leaves one out, several values are words of their own."""
     words: list[str] = []
     for name, value in flags.items():
         if value is not None:

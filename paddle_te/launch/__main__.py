@@ -27,7 +27,7 @@ def _job(name: str) -> JobModule:
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of a job's arguments, with the defaults of an empty environment."""
+    """Return the parser of a job's arguments, with the defaults of an empty environment."""
     return arguments.make_parser(_job(name), {})
 
 

@@ -155,5 +155,5 @@ def _leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
 
 
 def left_to_planner(args: argparse.Namespace) -> list[str]:
-    """The names of what of the layout is auto."""
+    """Return the names of what of the layout is auto."""
     return [name for name in LAYOUT if getattr(args, name, None) == AUTO]

@@ -34,7 +34,7 @@ OVERLAP = "OVERLAP"
 
 
 def fill(args: argparse.Namespace, config: dict[str, Any], world: int) -> None:
-    """Replaces auto by the values of the fastest layout that fits and has what is given, and prints the choice.
+    """Replace auto by the values of the fastest layout that fits and has what is given, and print the choice.
 
     config: the model's. world: devices of the job.
     Raises LaunchError where the planner does not know the job or its GPUs, and where no layout fits.

@@ -37,7 +37,7 @@ def _has_download(name: str | None) -> bool:
 
 
 def read_config(args: argparse.Namespace) -> dict[str, Any]:
-    """The model's config.json. PaddleFormers has layers of its own for what these ones do not compute."""
+    """Return the model's config.json. PaddleFormers has layers of its own for what these ones do not compute."""
     try:
         said = configs.read_model(args.model_name)
         if args.HOST != PADDLEFORMERS:
@@ -63,7 +63,7 @@ def check_here(args: argparse.Namespace, device: str) -> None:
 
 
 def check_data(args: argparse.Namespace, config: dict[str, Any]) -> str | None:
-    """The folder of the data set that a model of this configuration can train on; None for mock data."""
+    """Return the folder of the data set that a model of this configuration can train on; None for mock data."""
     if args.MOCK_DATA:
         return None
     path = Path(args.DATA_PATH or "/dataset").expanduser().absolute()
@@ -103,7 +103,7 @@ def _vocabulary_is_fixed(args: argparse.Namespace) -> bool:
 
 
 def check_tokenizer(args: argparse.Namespace) -> str | None:
-    """The tokenizer's folder, full name, or none; the model's own where the user names none."""
+    """Return the tokenizer's folder, full name, or none; the model's own where the user names none."""
     name = args.tokenizer_name or _own_tokenizer(args)
     if name == "none":
         if not args.MOCK_DATA:
@@ -150,7 +150,7 @@ def _own_tokenizer(args: argparse.Namespace) -> str:
 
 
 def check_output(args: argparse.Namespace, folder: Path, output_name: str) -> None:
-    """The run's folder is there and can be written, or can be made. output_name: as for `check_start`."""
+    """Raise LaunchError unless the run's folder can be written or made. output_name: as for `check_start`."""
     try:
         if not args.DRY_RUN:
             check_folder(output_name, folder)

@@ -20,7 +20,7 @@ __all__ = ["ARGUMENTS", "FIXED", "OUTPUT_NAME", "VARIABLES", "flags", "folders",
 
 
 def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The training script's flags that say how it trains; None leaves one out."""
+    """Return the training script's flags that say how it trains; None leaves one out."""
     return {
         **tuning.told((*ARGUMENTS, *VARIABLES), args, device, world),
         "src_length": args.max_seqlen // 2,
@@ -29,7 +29,7 @@ def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]
 
 
 def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
-    """The training script's flags."""
+    """Return the training script's flags."""
     every = tuning.read_from(args, output) | told(args, device, world)
     if args.HOST == host.PADDLENLP:
         check_data(every, extra_words(args))

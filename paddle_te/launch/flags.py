@@ -18,7 +18,7 @@ from paddle_te.options.removed import check_removed
 
 
 def common(options: Iterable[Option], args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """Flags for layout, layers and precision, in PaddleNLP's names; None leaves one out.
+    """Return flags for layout, layers and precision, in PaddleNLP's names; None leaves one out.
 
     options: the job's own. Of these and those of all jobs some are `passed` on as they are.
     """
@@ -43,7 +43,7 @@ def common(options: Iterable[Option], args: argparse.Namespace, device: str, wor
 
 
 def of_folder(args: argparse.Namespace, output: Path) -> dict[str, object]:
-    """The flags for the run's folder, and for the checkpoint there that it goes on from."""
+    """Return the flags for the run's folder, and for the checkpoint there that it goes on from."""
     resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
     return {"output_dir": output, "resume_from_checkpoint": None if resume == "none" else resume}
 
@@ -71,12 +71,12 @@ def _job_of(args: argparse.Namespace, flags: Mapping[str, object], **known: Any)
 
 
 def door_of(args: argparse.Namespace) -> Door:
-    """The launcher, to a user who has given some flags in EXTRA_ARGS."""
+    """Return the launcher's Door for a user who has given some flags in EXTRA_ARGS."""
     return LAUNCHER.with_others(extra_flags(args))
 
 
 def extra_words(args: argparse.Namespace) -> list[str]:
-    """The words of EXTRA_ARGS. Raises LaunchError for a quote without its end, and for an option that went."""
+    """Return the words of EXTRA_ARGS. Raises LaunchError for a quote without its end, and for an option that went."""
     try:
         found = shlex.split(args.EXTRA_ARGS)
     except ValueError as error:
@@ -98,12 +98,12 @@ def extra_flags(args: argparse.Namespace) -> dict[str, object]:
 
 
 def ranks_of_a_sequence(args: argparse.Namespace) -> int:
-    """How many devices work on the same sequences: those between which data is not divided."""
+    """Return how many devices work on the same sequences: those between which data is not divided."""
     return args.TP * args.PP * args.SEP * args.CP
 
 
 def planner_knows(args: argparse.Namespace) -> bool:
-    """Whether the planner has memory and time of such jobs."""
+    """Return whether the planner has memory and time of such jobs."""
     return args.backend == "te" and args.precision != "fp32"
 
 

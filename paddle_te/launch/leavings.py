@@ -27,13 +27,13 @@ class Leavings:
         self._next_look = 0.0
 
     def look(self, now: bool = False) -> None:
-        """Remembers who is there; at most every `LOOK_SECONDS`, unless `now`."""
+        """Remember who is there; at most every `LOOK_SECONDS`, unless `now`."""
         if now or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self.pids |= {process.pid for process in psutil.Process().children(recursive=True)}
 
     def remove(self) -> list[str]:
-        """Returns the names of the files that were removed."""
+        """Return the names of the files that were removed."""
         removed = []
         for path in self.folder.glob("paddle_*"):
             owner = re.match(r"paddle_(\d+)_", path.name)

@@ -29,7 +29,7 @@ def count_gpus(listing: list[str] | None = None) -> int:
 
 
 def gpu_names() -> list[str]:
-    """What the driver calls each NVIDIA GPU of this machine."""
+    """Return what the driver calls each NVIDIA GPU of this machine."""
     return nvidia.names(_gpu_listing())
 
 
@@ -116,7 +116,7 @@ class Devices:
     by_uuid: tuple[str, ...] = ()  # DEVICES, where it has UUIDs
 
     def selected(self) -> dict[str, str]:
-        """How Paddle is told one process's device: its place among the visible ones."""
+        """Return how Paddle is told one process's device: its place among the visible ones."""
         place = self.visible.index(self.ids[0]) if self.ids[0] in self.visible else self.ids[0]
         return {} if self.kind == "cpu" else {f"FLAGS_selected_{self.kind}s": str(place)}
 
@@ -153,7 +153,7 @@ def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Device
 
 
 def has_gpu(uuid: str, environ: Mapping[str, str]) -> bool:
-    """Whether CUDA shows the GPU of this UUID."""
+    """Return whether CUDA shows the GPU of this UUID."""
     listing = _gpu_listing()
     return _position(uuid, _shown(environ, listing), listing) is not None
 
@@ -217,7 +217,7 @@ class Nodes:
 
 
 def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
-    """The nodes of the job, from NNODES, NODE_RANK and MASTER, or from Slurm and IP_STR.
+    """Return the nodes of the job, from NNODES, NODE_RANK and MASTER, or from Slurm and IP_STR.
 
     Raises:
         LaunchError: several nodes and one of these is missing or makes no sense.

@@ -20,7 +20,7 @@ LOGGING_STEPS = 2  # with overlap, where the user does not say how many: the lea
 
 
 def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The training script's flags for OVERLAP; none without overlap.
+    """Return the training script's flags for OVERLAP; none without overlap.
 
     Where there is sharding, OVERLAP=auto says in one line what was turned on, or why nothing was.
 

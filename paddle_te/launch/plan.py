@@ -46,19 +46,19 @@ class Plan:
     files: dict[Path, str | Path] = field(default_factory=dict)  # to write: a text, or the file to link to
 
     def shell(self) -> str:
-        """The command as a line for a shell."""
+        """Return the command as a line for a shell."""
         unset = [word for name in self.unset for word in ("-u", name)]
         return shlex.join(["env", *unset, *(f"{key}={value}" for key, value in self.env.items()), *self.command])
 
     def write_files(self) -> None:
-        """Writes `files`, over those of an earlier start."""
+        """Write `files`, over those of an earlier start."""
         for path, content in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             path.symlink_to(content) if isinstance(content, Path) else path.write_text(content, encoding="utf-8")
 
     def command_on(self, hosts: list[str] | None) -> list[str]:
-        """The command with the nodes' addresses; None on a single one."""
+        """Return the command with the nodes' addresses; None on a single one."""
         return [",".join(hosts) if hosts and word == HOSTS else word for word in self.command]
 
 

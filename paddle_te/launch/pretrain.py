@@ -24,7 +24,7 @@ model_config = read_config
 
 
 def experiment_name(args: argparse.Namespace, nodes: int, dp: int) -> str:
-    """The original's name of a run, with a model name that makes no folders of its own."""
+    """Return the original's name of a run, with a model name that makes no folders of its own."""
     model = configs.canonical(args.model_name)
     if model is None or (Path(args.model_name).expanduser() / "config.json").is_file():
         model = Path(args.model_name).expanduser().absolute().name
@@ -49,7 +49,7 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
 
 
 def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The training script's flags that say how it trains; None leaves one out."""
+    """Return the training script's flags that say how it trains; None leaves one out."""
     # PaddleNLP takes "nvgpu:0" for a GPU with CUDA kernels, so what needs those is said here.
     cuda = int(device == "gpu")
     return {

@@ -18,13 +18,13 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def process_state(pid: int) -> str:
-    """The letter: R running, S sleeping, D waiting for a device, T stopped, t traced, Z ended; "" if gone."""
+    """Return the letter: R running, S sleeping, D waiting for a device, T stopped, t traced, Z ended; "" if gone."""
     fields = stat_fields(pid)
     return fields[STATE] if fields else ""
 
 
 def cpu_seconds(pid: int) -> float:
-    """What the process has computed so far, all threads together; 0 if it is gone."""
+    """Return what the process has computed so far, all threads together; 0 if it is gone."""
     fields = stat_fields(pid)
     ticks = int(fields[USER_TIME]) + int(fields[SYSTEM_TIME]) if fields else 0
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -39,7 +39,7 @@ def zombie_status(pid: int) -> int | None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

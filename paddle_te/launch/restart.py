@@ -55,7 +55,7 @@ def restarted(args: argparse.Namespace, folder: Path, output: Path) -> argparse.
 
 
 def fewer(args: argparse.Namespace, devices: list[str], before: int) -> argparse.Namespace | None:
-    """The arguments on the devices that are left of `before`, with the same batch; None where no layout fits.
+    """Return the arguments on the devices that are left of `before`, with the same batch; None where no layout fits.
 
     TP, PP, SEP, CP and EP stay. The data-parallel and sharding ranks become fewer, and gradient accumulation longer:
     their product is what a step trains on, and must stay.

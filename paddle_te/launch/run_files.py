@@ -39,7 +39,7 @@ _LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETU
 
 
 def is_run_file(words: list[str]) -> bool:
-    """Whether a command begins with a run file or the name of a recipe."""
+    """Return whether a command begins with a run file or the name of a recipe."""
     if not words or words[0].startswith("-"):
         return False
     return words[0].endswith(".json") or recipes.find(words[0]) is not None

@@ -20,13 +20,13 @@ OUTPUT_NAME = "output"
 
 
 def model_config(args: argparse.Namespace) -> dict[str, Any]:
-    """The config.json of the model's folder."""
+    """Return the config.json of the model's folder."""
     check_weights("model_name", args.model_name)
     return read_config(args)
 
 
 def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
-    """Where a job keeps its logs, and what its script writes."""
+    """Return where a job keeps its logs, and what its script writes."""
     if not args.output:
         raise LaunchError("output: give a folder for the result")
     folder = Path(args.output).expanduser().absolute()
@@ -34,7 +34,7 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
 
 
 def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The training script's flags that say how it trains; None leaves one out. arguments: the job's own."""
+    """Return the training script's flags that say how it trains; None leaves one out. arguments: the job's own."""
     if args.max_seqlen % 16:
         raise LaunchError(f"max_seqlen: '{args.max_seqlen}' must be a multiple of 16, to which batches are padded")
     return {
@@ -45,7 +45,7 @@ def told(arguments: Iterable[Option], args: argparse.Namespace, device: str, wor
 
 
 def preferring(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The same flags for tuning on preferences, where questions may have half of a row."""
+    """Return the same flags for tuning on preferences, where questions may have half of a row."""
     return {
         **told((*options.PREFERENCE, *options.FINETUNE_VARIABLES), args, device, world),
         "max_prompt_len": args.max_seqlen // 2,
@@ -56,14 +56,14 @@ def preferring(args: argparse.Namespace, device: str, world: int) -> dict[str, o
 def preference_flags(
     args: argparse.Namespace, device: str, world: int, output: Path, *, labelled: bool
 ) -> dict[str, object]:
-    """All flags of tuning on preferences. labelled: answers have labels instead of standing in pairs."""
+    """Return all flags of tuning on preferences. labelled: answers have labels instead of standing in pairs."""
     every = read_from(args, output) | preferring(args, device, world)
     check_preferences(every, extra_words(args), labelled=labelled)
     return every
 
 
 def read_from(args: argparse.Namespace, output: Path) -> dict[str, object]:
-    """The flags for the folders that training reads and writes."""
+    """Return the flags for the folders that training reads and writes."""
     if not args.dataset and "train_dataset_path" not in extra_flags(args):
         raise LaunchError("dataset: give a folder of train.json, or a file of it")
     model = Path(args.model_name).expanduser()

@@ -33,7 +33,7 @@ Record = TypeVar("Record")
 def takes(
     record: Callable[Arguments, Record],
 ) -> Callable[[Callable[[Any, Record], None]], Callable[Concatenate[Any, Arguments], None]]:
-    """Lets a constructor that takes a record of this class take the record's fields as arguments, too."""
+    """Let a constructor that takes a record of this class take the record's fields as arguments, too."""
 
     def decorate(construct: Callable[[Any, Record], None]) -> Callable[Concatenate[Any, Arguments], None]:
         @wraps(construct)
@@ -51,7 +51,7 @@ def takes(
 
 
 def part(record: Callable[..., Record], whole: Any, **others: Any) -> Record:
-    """A record of a part: the fields that it shares with the whole, another record or object, and the others."""
+    """Return a record of a part: the fields that it shares with the whole, another record or object, and the others."""
     names = [field.name for field in fields(record) if hasattr(whole, field.name)]  # type: ignore[arg-type]  # a dataclass
     return record(**{name: getattr(whole, name) for name in names} | others)
 
@@ -169,7 +169,7 @@ class BehindNorm(GemmSettings):
             raise ValueError(f"recompute_modules: {whose} keeps its norm's output; leave 'layernorm' out")
 
     def check_lora_dropout(self) -> None:
-        """Raises ValueError where dropout before LoRA's A does not fit what is kept for backward."""
+        """Raise ValueError where dropout before LoRA's A does not fit what is kept for backward."""
         if self.keeps_less:
             raise ValueError(
                 "lora_dropout with recompute_modules or activation_func_fp8_input_store: norm and activation are "

@@ -14,12 +14,12 @@ def ops_of(config: Any) -> Ops:
 
 
 def is_native(config: Any) -> bool:
-    """Whether a model's decoder layers are the host's own."""
+    """Return whether a model's decoder layers are the host's own."""
     return bool(config.transformer_engine_backend == "none")
 
 
 def is_te(config: Any) -> bool:
-    """Whether a model's decoder layers compute on Transformer Engine."""
+    """Return whether a model's decoder layers compute on Transformer Engine."""
     return bool(config.transformer_engine_backend == "transformer_engine")
 
 

@@ -23,7 +23,7 @@ BACKENDS = {"paddle": "paddle_te.ops.pd", "transformer_engine": "paddle_te.ops.t
 
 @cache
 def get_ops(backend: str) -> Ops:
-    """The module that implements `backend`, "paddle" or "transformer_engine".
+    """Return the module that implements `backend`, "paddle" or "transformer_engine".
 
     Raises ValueError for another name, and what the backend itself raises where it cannot run.
     """

@@ -50,7 +50,7 @@ class Ops(Protocol):
     """The functions of a backend. Those that check raise, saying what is missing and what to do."""
 
     def check(self, fp8: bool = False) -> None:
-        """Raises where the backend cannot run here, with every missing condition."""
+        """Raise where the backend cannot run here, with every missing condition."""
 
     def check_attention(
         self,
@@ -62,20 +62,20 @@ class Ops(Protocol):
         softmax_type: str = "vanilla",
         value_dim: int | None = None,
     ) -> None:
-        """Raises where there is no such attention.
+        """Raise where there is no such attention.
 
         softmax_type: "learnable" with a softmax_offset, else "vanilla". value_dim: of the values' heads, None:
         head_dim.
         """
 
     def check_block_scaling(self) -> None:
-        """Raises where GEMMs have no block scaling."""
+        """Raise where GEMMs have no block scaling."""
 
     def check_fp8_attention(self, head_dim: int, sequence: int = 16, backward: bool = True) -> None:
-        """Raises where attention takes no quantizers."""
+        """Raise where attention takes no quantizers."""
 
     def check_packed_attention(self, softmax_type: str = "vanilla") -> None:
-        """Raises where attention takes no cu_seqlens."""
+        """Raise where attention takes no cu_seqlens."""
 
     def normalize(self, x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
         """x normed over its last axis, in float32 inside (+ residual)."""
@@ -265,7 +265,7 @@ class Ops(Protocol):
     def parallel_cross_entropy(
         self, logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None
     ) -> Tensor:
-        """The loss [n, 1], float32, of logits [n, vocab / tp.size] and labels [n, 1]; 0 for ignore_index."""
+        """Return the loss [n, 1], float32, of logits [n, vocab / tp.size] and labels [n, 1]; 0 for ignore_index."""
 
     def cross_entropy(
         self, logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None, train: bool = True

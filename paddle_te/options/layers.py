@@ -244,7 +244,7 @@ class Layers:
     )
 
     def skipped_layers(self, layers: int) -> frozenset[int]:
-        """The numbers of the layers, of so many, that compute in 16 bits while the others do in fp8."""
+        """Return the numbers of the layers, of so many, that compute in 16 bits while the others do in fp8."""
         return skipped_layers(self.fp8_skip_layers, layers) if self.use_fp8 else frozenset()
 
 
@@ -256,7 +256,7 @@ LAYER_OPTIONS = {option.name: option for option in LAYERS}
 class LayerOptions(Record, Layers):
     """What a model's configuration says of its decoder layers: LayerOptions.of(config).fp8_recipe.
 
-    fuse_wgrad_accumulation follows from other flags, see `runs.main_gradients`.
+    fuse_wgrad_accumulation follows from other flags, see `Job.adds_in_gemms`.
     """
 
     fuse_wgrad_accumulation: bool = False
@@ -268,15 +268,15 @@ class LayerOptions(Record, Layers):
 
 
 def again(*modules: str) -> dict[str, object]:
-    """The flags with which backward computes these parts of each layer again."""
+    """Return the flags with which backward computes these parts of each layer again."""
     return {AGAIN: modules}
 
 
 def in_chunks(tokens: int) -> dict[str, object]:
-    """The flag with which the MLP takes so many tokens at a time."""
+    """Return the flag with which the MLP takes so many tokens at a time."""
     return {"mlp_chunk_tokens": tokens}
 
 
 def stored_in_fp8(on: bool) -> dict[str, object]:
-    """The flag with which the input of the MLP's activation is kept in fp8."""
+    """Return the flag with which the input of the MLP's activation is kept in fp8."""
     return {"activation_func_fp8_input_store": on}

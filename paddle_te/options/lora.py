@@ -172,5 +172,5 @@ class LoRA:
         return self.quantize_base is not None
 
     def adapts(self, part: str) -> bool:
-        """Whether the GEMMs of "attention" or the "mlp" have an adapter's low-rank products beside them."""
+        """Return whether the GEMMs of "attention" or the "mlp" have an adapter's low-rank products beside them."""
         return self.lora and self.lora_targets in (TARGETS[0], part)

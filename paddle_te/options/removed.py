@@ -63,5 +63,5 @@ def without_removed(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def asks_for_nothing(value: object, nothing: object) -> bool:
-    """Whether a file's value is the one that asks for nothing, or another word for it."""
+    """Return whether a file's value is the one that asks for nothing, or another word for it."""
     return str(value).lower() in (str(nothing).lower(), "0", "none")

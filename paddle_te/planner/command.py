@@ -42,7 +42,7 @@ STORED = next(iter(stored_in_fp8(True)))
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's parser."""
+    """Return the command's parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help="name, or folder with config.json")
     parser.add_argument("--gpus", type=option.RANKS.argument, required=True, help="how many there are")
@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """The command. Exit status: 0; 1 where nothing fits; 2 for wrong arguments."""
+    """Run the command. Return the exit status: 0; 1 where nothing fits; 2 for wrong arguments."""
     arguments = make_parser().parse_args()
     try:
         config = _config(arguments.model)
@@ -289,7 +289,7 @@ def _launched_model(name: str, layout: Job) -> str:
 
 
 def launch_words(name: str, layout: Job) -> list[str]:
-    """The command that trains with this layout, and its words."""
+    """Return the command that trains with this layout, and its words."""
     own = {"dataset": DATASET, "output": OUTPUT} if layout.tunes else {"MOCK_DATA": 1}
     arguments = {"model_name": _launched_model(name, layout)} | own | launcher_arguments(layout)
     if extra := extra_arguments(layout):
@@ -298,7 +298,7 @@ def launch_words(name: str, layout: Job) -> list[str]:
 
 
 def by_name(arguments: Mapping[str, object]) -> list[str]:
-    """The launcher's words for its arguments: --NAME=VALUE, true and false in lower case."""
+    """Return the launcher's words for its arguments: --NAME=VALUE, true and false in lower case."""
     values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in arguments.items()}
     return [f"--{key}={value}" for key, value in values.items()]
 

@@ -31,7 +31,7 @@ class Ran:
 
 @cache
 def all_that_ran() -> tuple[Ran, ...]:
-    """The rows of the file."""
+    """Return the rows of the file."""
     return tuple(_ran(**row) for row in json.loads(FILE.read_text(encoding="utf-8")))
 
 
@@ -40,7 +40,7 @@ def _ran(gpu: str, model: dict[str, Any], layout: dict[str, Any], tokens_per_sec
 
 
 def model_of_row(row: dict[str, Any]) -> Model:
-    """The Model that JSON has as its fields, without defaults.
+    """Return the Model that JSON has as its fields, without defaults.
 
     Older rows leave out the width of heads that divide `hidden`.
     """
@@ -56,7 +56,7 @@ def speed_of(model: Model, layout: Job, gpu: Gpu) -> float | None:
 
 
 def ran_on(layout: Job) -> list[str]:
-    """The GPUs on which layouts of the same kind ran."""
+    """Return the GPUs on which layouts of the same kind ran."""
     asked = _kind(layout)
     return sorted({gpu for kind, gpu in _kinds() if kind == asked})
 

@@ -408,7 +408,7 @@ def offloaded_bytes(model: Model, layout: Job) -> float:
 
 
 def host_bytes(model: Model, layout: Job) -> float:
-    """Bytes of host memory that are pinned for a GPU."""
+    """Return bytes of host memory that are pinned for a GPU."""
     return layout.layers_on_host * offloaded_bytes(model, layout) + states_on_host(model, layout)
 
 

@@ -78,7 +78,7 @@ def things(layout: Job) -> list[str]:
 
 
 def computed_again(layout: Job) -> int:
-    """The parts of a layer that backward computes again, whole layers being more than all parts."""
+    """Return the parts of a layer that backward computes again, whole layers being more than all parts."""
     return 10 if layout.recomputed == "full" else len(layout.recomputed_modules)
 
 

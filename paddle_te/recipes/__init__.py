@@ -84,7 +84,7 @@ class Recipe:
         return f"{values['batch_size_per_device']} × {values['GA']} × {values['max_seqlen']}"
 
     def cells(self) -> tuple[str, ...]:
-        """Its row of a table with COLUMNS."""
+        """Return the row of a table with COLUMNS."""
         gpus = f"{self.gpus} × {self.card.upper()} {CARDS[self.card]} GB"
         about = (self.name, self.command, self.task, self.model, gpus, self.precision)
         return (*about, self.layout, self.batch)
@@ -101,18 +101,18 @@ class Recipe:
 
 
 def names() -> list[str]:
-    """The names of all recipes."""
+    """Return the names of all recipes."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def recipes() -> list[Recipe]:
-    """All of them, by task, model and GPUs."""
+    """Return all of them, by task, model and GPUs."""
     order = list(TASKS)
     found = [Recipe(name) for name in names()]
     return sorted(found, key=lambda each: (order.index(each.task), each.model, each.card, each.gpus, each.name))
 
 
 def find(name: str) -> Path | None:
-    """The file of a recipe, from its name with or without .json; None where there is no such recipe."""
+    """Return the file of a recipe, from its name with or without .json; None where there is no such recipe."""
     stem = name.removesuffix(".json")
     return Recipe(stem).path if stem in names() else None

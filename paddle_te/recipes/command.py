@@ -17,7 +17,7 @@ _CARDS = {name: card for card, memory in CARDS.items() for name in (card, str(me
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's parser."""
+    """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog="paddle-te recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -29,7 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def chosen(args: argparse.Namespace) -> list[Recipe]:
-    """The recipes that are asked for."""
+    """Return the recipes that are asked for."""
     return [
         each
         for each in recipes()
@@ -41,13 +41,13 @@ def chosen(args: argparse.Namespace) -> list[Recipe]:
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """A recipe's cells, and its figure with the source."""
+    """Return a recipe's cells, and its figure with the source."""
     measured = f"{recipe.measured:,} tokens/s per GPU ({recipe.source})" if recipe.measured else ""
     return (*recipe.cells(), measured)
 
 
 def main() -> int:
-    """The command. Exit status: 0; 1 where no recipe is as asked."""
+    """Run the command. Return the exit status: 0; 1 where no recipe is as asked."""
     if found := chosen(make_parser().parse_args()):
         print("\n".join(in_columns([(*COLUMNS, "measured"), *map(row, found)])))
         return 0

@@ -47,7 +47,7 @@ class CountingCollator:
 
 
 def weighed(batches: Iterator[Batch], micro_batches: int, ranks: int = 1, processes: int = 1) -> Iterator[Batch]:
-    """Yields batches that have COUNTS, with their WEIGHT instead.
+    """Yield batches that have COUNTS, with their WEIGHT instead.
 
     A step's are read before its first one is yielded, and then one for each that is yielded.
 

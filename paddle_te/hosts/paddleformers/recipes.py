@@ -80,7 +80,7 @@ def check_training(recipe: Mapping[str, Any]) -> None:
 
 
 def train(recipe: Mapping[str, Any]) -> None:
-    """Runs a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`.
+    """Run a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`.
 
     Raises what `check_training` raises, and what `check_config` raises where our layers cannot do what the recipe
     asks for.

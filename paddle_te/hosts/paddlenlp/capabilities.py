@@ -34,7 +34,7 @@ PADDLENLP = {
 
 
 def has_pipeline(model_type: str) -> bool:
-    """Whether there is a pipeline model of a family: PaddleNLP's, or ours where PaddleNLP has no class."""
+    """Return whether there is a pipeline model of a family: PaddleNLP's, or ours where PaddleNLP has no class."""
     return model_type not in PADDLENLP or PADDLENLP[model_type].pipeline
 
 

@@ -13,7 +13,7 @@ from paddle_te.weights.frozen import check_patterns, matching
 
 
 def check_freeze(config: HostConfig, args: HostArguments) -> None:
-    """Refuses what cannot be frozen, before the model is made.
+    """Refuse what cannot be frozen, before the model is made.
 
     config: the model's. args: TrainingArguments with `freeze`. Raises ValueError.
     """

@@ -93,7 +93,7 @@ def _asks(option: Option, value: object) -> bool:
 def recipe_text(
     job: str, args: argparse.Namespace, flags: dict[str, Any], extra: list[str], device: str, start: Path, output: Path
 ) -> str:
-    """The recipe as JSON.
+    """Return the recipe as JSON.
 
     job: pretrain or finetune. flags: what the job makes of args, {PaddleNLP's name: value}, None leaves one out. extra:
     EXTRA_ARGS' words, of which the last of two counts. start: the folder that `start` fills.

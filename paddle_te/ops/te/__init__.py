@@ -51,5 +51,5 @@ __all__ = [
 
 
 def check(fp8: bool = False) -> None:
-    """Raises native.BackendUnavailable, listing every missing condition and its remedy, where TE cannot run."""
+    """Raise native.BackendUnavailable, listing every missing condition and its remedy, where TE cannot run."""
     native.load(fp8)

@@ -83,8 +83,10 @@ class _Placed(NamedTuple):
         return rt.new_matrix((self.sizes.rows, columns), self.dtype, self.code)
 
     def gathered(self, rt: Recorder, x: Placeholder, quantizer: RecordedQuantizer | None, transposes: bool) -> Grouped:
-        """The rows of x [tokens, columns], a tensor, as GEMMs read them: a Matrix, or under a quantizer an Operand.
-        transposes: whether a GEMM sums over them."""
+        """Return the rows of x [tokens, columns], a tensor, as GEMMs read them.
+
+        A Matrix, or under a quantizer an Operand. transposes: whether a GEMM sums over them.
+        """
         if quantizer is not None:
             return float8_experts.quantized(rt, self.of_tokens(x), quantizer, self.code, transposes)
         rows = self.new(rt, x.shape[-1])

@@ -245,7 +245,7 @@ def deterministic() -> bool:
 
 
 def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True) -> None:
-    """Raises ValueError where cuDNN has no fp8 attention for this GPU, head size and length; backward: in fp8 as well.
+    """Raise ValueError where cuDNN has no fp8 attention for this GPU, head size and length; backward: in fp8 as well.
 
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, dot_product_attention/utils.py and
     cudnn-frontend's node/sdpa_fp8_bwd.h.

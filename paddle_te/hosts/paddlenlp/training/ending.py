@@ -35,7 +35,7 @@ def refusing_wrong_input() -> Iterator[None]:
 
 @screen.shown()
 def run_to_end(command: Callable[[], object]) -> None:
-    """Calls command().
+    """Call command().
 
     Ends the process with 2 for a checkpoint that turns out not to be whole, with 1 where a checkpoint or another
     file could not be written or numbers are not finite, with `runs.rollback.ROLLED_BACK` where the run is to be

@@ -94,7 +94,7 @@ class FinetuningTrainer(PretrainingTrainer):
         return output
 
     def final_metrics(self) -> dict[str, Any]:
-        """What evaluating the finished model gives.
+        """Return what evaluating the finished model gives.
 
         Where the last step was evaluated, and its weights stay, that is known.
         """

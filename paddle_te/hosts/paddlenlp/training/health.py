@@ -95,7 +95,7 @@ class Watch:
         self._sum = losses
 
     def take_sum(self) -> float | None:
-        """The sum of the good steps' losses since the last log, a number: the mean over all ranks.
+        """Return the sum of the good steps' losses since the last log, a number: the mean over all ranks.
 
         None where there was no good step.
 

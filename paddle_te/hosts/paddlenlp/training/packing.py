@@ -94,7 +94,7 @@ class DocumentCollator:
 def make_collator(
     data_args: DataArguments, training_args: HostArguments, end_of_document: int | None, vocab_size: int | None = None
 ) -> Collate:
-    """What makes batches of pretraining's samples.
+    """Return what makes batches of pretraining's samples.
 
     end_of_document: a token, or None where there is none. vocab_size: the model's, as `collate_fn` takes it.
 

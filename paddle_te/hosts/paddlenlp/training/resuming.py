@@ -156,7 +156,7 @@ def check_fp8_state(checkpoint: str | Path, args: HostArguments) -> None:
 
 
 def is_finished(course: Course | None, args: HostArguments) -> bool:
-    """Whether the run whose Course this is has no step left to train; says so in the log.
+    """Return whether the run whose Course this is has no step left to train; say so in the log.
 
     course: None where nothing is trained.
     """

@@ -44,7 +44,7 @@ PER_TOKEN = {"input_ids", "labels"}
 
 
 def draw_own_numbers(args: HostArguments) -> None:
-    """Lets each data parallel rank drop other numbers.
+    """Let each data parallel rank drop other numbers.
 
     PaddleNLP seeds them apart where fleet knows the layout; under data parallelism alone it seeds all alike.
     """
