@@ -35,7 +35,7 @@ class RotationSpec:
 
     theta: the base of the angles. scaling: the items of `configs.rope.scaling_of`'s dictionary, lists as tuples; () for
     none.
-    fraction: how much of each head is turned, from its beginning. interleaved: a pair is two neighbours, numbers 2i and
+    fraction: how much of each head is rotated, from its beginning. interleaved: a pair is two neighbours, numbers 2i and
     2i + 1 of a head, not numbers i and i + half.
     """
 
@@ -49,16 +49,16 @@ class RotationSpec:
 class LatentSpec:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
 
-    kv_rank: width of the latent vector of which keys and values are made. turned: numbers at the end of a head of the
-    queries and keys that are rotated; all heads of the keys share them. value_dim: width of a head of the values.
-    q_rank: that of the queries' latent vector; None: they have none. eps: of the latent vectors' norms, whatever the
-    others have.
+    The names are config.json's. kv_lora_rank: width of the latent vector of which keys and values are made.
+    qk_rope_head_dim: numbers at the end of a head of the queries and keys that are rotated; all heads of the keys share
+    them. v_head_dim: width of a head of the values. q_lora_rank: that of the queries' latent vector; None: they have
+    none. eps: of the latent vectors' norms, whatever the others have.
     """
 
-    kv_rank: int
-    turned: int
-    value_dim: int
-    q_rank: int | None = None
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
     eps: float = 1e-6
 
 
@@ -92,7 +92,7 @@ class AttentionSpec:
     @property
     def value_dim(self) -> int:
         """Width of a head of the values, and of attention's output."""
-        return self.latent.value_dim if self.latent else self.head_dim
+        return self.latent.v_head_dim if self.latent else self.head_dim
 
     @property
     def context_size(self) -> int:
@@ -100,11 +100,11 @@ class AttentionSpec:
         return self.heads * self.value_dim
 
     @property
-    def turned(self) -> int:
+    def rotary_dim(self) -> int:
         """Numbers of a head that are rotated."""
         if self.rotation is None:
             return 0
-        return self.latent.turned if self.latent else int(self.head_dim * self.rotation.fraction)
+        return self.latent.qk_rope_head_dim if self.latent else int(self.head_dim * self.rotation.fraction)
 
     @property
     def q_size(self) -> int:
@@ -328,9 +328,9 @@ def _attention(words: _Words, sliding: bool) -> AttentionSpec:
 
 
 def _latent_attention(words: _Words) -> AttentionSpec:
-    heads, turned = words("num_attention_heads"), words("qk_rope_head_dim")
-    latent = LatentSpec(words("kv_lora_rank"), turned, words("v_head_dim"), words("q_lora_rank"))
-    head_dim = words("qk_nope_head_dim") + turned
+    heads, rotated = words("num_attention_heads"), words("qk_rope_head_dim")
+    latent = LatentSpec(words("kv_lora_rank"), rotated, words("v_head_dim"), words("q_lora_rank"))
+    head_dim = words("qk_nope_head_dim") + rotated
     return AttentionSpec(heads, heads, head_dim, _rotation(words, sliding=False), latent=latent)
 
 

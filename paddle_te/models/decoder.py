@@ -48,7 +48,7 @@ def rotary_embedding(model: ModelSpec, number: int = 0) -> RotaryPositionEmbeddi
     rotation = attention.rotation
     if rotation is None:
         return None
-    return _rotary_on(paddle.get_device(), attention.turned, rotation.theta, rotation.scaling, model.positions)
+    return _rotary_on(paddle.get_device(), attention.rotary_dim, rotation.theta, rotation.scaling, model.positions)
 
 
 def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, options: LayerOptions) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def layer_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None, optio
     attention, feed_forward = spec.attention, spec.feed_forward
     experts = experts_arguments(feed_forward, options) if isinstance(feed_forward, ExpertsSpec) else None
     scale, factor = attention.scale or attention.head_dim**-0.5, rope.attention_factor if rope else 1.0
-    in_part, norm = attention.rotation is not None and attention.turned < attention.head_dim, spec.norm
+    in_part, norm = attention.rotation is not None and attention.rotary_dim < attention.head_dim, spec.norm
     latent = None if attention.latent is None else latent_arguments(spec, rope)
     return dict(
         num_attention_heads=attention.heads,
@@ -96,11 +96,11 @@ def latent_arguments(spec: LayerSpec, rope: RotaryPositionEmbedding | None) -> d
     attention, latent = spec.attention, spec.attention.latent
     assert latent is not None and rope is not None
     return dict(
-        kv_lora_rank=latent.kv_rank,
-        q_lora_rank=latent.q_rank,
-        qk_head_dim=attention.head_dim - latent.turned,
-        qk_pos_emb_head_dim=latent.turned,
-        v_head_dim=latent.value_dim,
+        kv_lora_rank=latent.kv_lora_rank,
+        q_lora_rank=latent.q_lora_rank,
+        qk_head_dim=attention.head_dim - latent.qk_rope_head_dim,
+        qk_pos_emb_head_dim=latent.qk_rope_head_dim,
+        v_head_dim=latent.v_head_dim,
         softmax_scale=attention.head_dim**-0.5 * rope.latent_factor**2,
         latent_layernorm_epsilon=latent.eps,
     )

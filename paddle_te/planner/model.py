@@ -173,7 +173,7 @@ class Model:
     @cached_property
     def value_dim(self) -> int:
         """Width of a head of the values."""
-        return self.latent.value_dim if self.latent else self.head_dim
+        return self.latent.v_head_dim if self.latent else self.head_dim
 
     @cached_property
     def q(self) -> int:
@@ -233,21 +233,21 @@ class Model:
         proj = Gemm("attention", "row", self.context, (self.hidden,))
         if self.latent is None:
             return Gemm("attention", "column", self.hidden, (self.q, self.kv // 2, self.kv // 2)), proj
-        latent, h, shared = self.latent, self.hidden, self.latent.turned
-        of_heads = self.heads * (self.head_dim - shared + latent.value_dim)
+        latent, h, shared = self.latent, self.hidden, self.latent.qk_rope_head_dim
+        of_heads = self.heads * (self.head_dim - shared + latent.v_head_dim)
         keys = (
-            Gemm("attention", "whole", h, (latent.kv_rank + shared,)),
-            Gemm("attention", "column", latent.kv_rank, (of_heads,)),
+            Gemm("attention", "whole", h, (latent.kv_lora_rank + shared,)),
+            Gemm("attention", "column", latent.kv_lora_rank, (of_heads,)),
         )
-        if latent.q_rank is None:
+        if latent.q_lora_rank is None:
             return Gemm("attention", "column", h, (self.q,)), *keys, proj
-        down = Gemm("attention", "whole", h, (latent.q_rank,))
-        return down, Gemm("attention", "column", latent.q_rank, (self.q,)), *keys, proj
+        down = Gemm("attention", "whole", h, (latent.q_lora_rank,))
+        return down, Gemm("attention", "column", latent.q_lora_rank, (self.q,)), *keys, proj
 
     @cached_property
     def latent_ranks(self) -> int:
         """Numbers of a token's normed latent vectors; 0 without latent attention."""
-        return 0 if self.latent is None else self.latent.kv_rank + (self.latent.q_rank or 0)
+        return 0 if self.latent is None else self.latent.kv_lora_rank + (self.latent.q_lora_rank or 0)
 
     @cached_property
     def layer_weights(self) -> float:

@@ -71,9 +71,9 @@ class Dims:
             "max_position_embeddings": self.spec.positions,
         }
         if (latent := attention.latent) is not None:
-            sizes |= {"kv_lora_rank": latent.kv_rank, "q_lora_rank": latent.q_rank or 0}
-            sizes |= {"qk_rope_head_dim": latent.turned, "v_head_dim": latent.value_dim}
-            sizes |= {"qk_nope_head_dim": attention.head_dim - latent.turned}
+            sizes |= {"kv_lora_rank": latent.kv_lora_rank, "q_lora_rank": latent.q_lora_rank or 0}
+            sizes |= {"qk_rope_head_dim": latent.qk_rope_head_dim, "v_head_dim": latent.v_head_dim}
+            sizes |= {"qk_nope_head_dim": attention.head_dim - latent.qk_rope_head_dim}
         if experts is not None:
             sizes |= {"num_experts": experts.experts, experts_width(self.spec.family): experts.ffn}
             sizes |= {"shared_expert_intermediate_size": experts.shared_ffn or 0}
@@ -106,15 +106,15 @@ class Dims:
     def _shapes_of_latent(self, attention: AttentionSpec) -> dict[str, Shape]:
         if (latent := attention.latent) is None:
             return {}
-        h, of_key = self.spec.hidden, attention.head_dim - latent.turned
+        h, of_key = self.spec.hidden, attention.head_dim - latent.qk_rope_head_dim
         shapes: dict[str, Shape] = {
-            "kv_a": (latent.kv_rank + latent.turned, h),
-            "kv_a_norm": (latent.kv_rank,),
-            "kv_b": (attention.heads * (of_key + latent.value_dim), latent.kv_rank),
+            "kv_a": (latent.kv_lora_rank + latent.qk_rope_head_dim, h),
+            "kv_a_norm": (latent.kv_lora_rank,),
+            "kv_b": (attention.heads * (of_key + latent.v_head_dim), latent.kv_lora_rank),
         }
-        if latent.q_rank is None:
+        if latent.q_lora_rank is None:
             return shapes
-        rank = latent.q_rank
+        rank = latent.q_lora_rank
         return shapes | {"q_a": (rank, h), "q_a_norm": (rank,), "q_b": (attention.q_size, rank)}
 
     def _shapes_of_feed_forward(self, layer: LayerSpec) -> dict[str, Shape]:

@@ -226,7 +226,7 @@ def _lacking_of_attention(attention: AttentionSpec) -> tuple[str, ...]:
     """Return the parts that latent attention does not have, of those that may make its queries."""
     if attention.latent is None:
         return ()
-    return ("q_a", "q_a_norm", "q_b") if attention.latent.q_rank is None else ("q",)
+    return ("q_a", "q_a_norm", "q_b") if attention.latent.q_lora_rank is None else ("q",)
 
 
 def _lacking(experts: ExpertsSpec) -> tuple[str, ...]:

@@ -85,8 +85,8 @@ def _sizes_of_model(job: Job) -> dict[str, int]:
         f"key size{over}": attention.kv_size // job.tp,
     }
     if (latent := attention.latent) is not None:
-        sizes |= {"kv_lora_rank": latent.kv_rank, "q_lora_rank": latent.q_rank or 0}
-        keys_and_values = attention.heads * (attention.head_dim - latent.turned + latent.value_dim)
+        sizes |= {"kv_lora_rank": latent.kv_lora_rank, "q_lora_rank": latent.q_lora_rank or 0}
+        keys_and_values = attention.heads * (attention.head_dim - latent.qk_rope_head_dim + latent.v_head_dim)
         sizes |= {f"size of keys and values{over}": keys_and_values // job.tp}
     dense, experts = job.model.dense, job.model.experts
     if dense is not None:
