@@ -34,9 +34,8 @@ class RotationSpec:
     """Rotary positions.
 
     theta: the base of the angles. scaling: the items of `configs.rope.scaling_of`'s dictionary, lists as tuples; () for
-    none.
-    fraction: how much of each head is rotated, from its beginning. interleaved: a pair is two neighbours, numbers 2i and
-    2i + 1 of a head, not numbers i and i + half.
+    none. fraction: how much of each head is rotated, from its beginning. interleaved: a pair is two neighbours, numbers
+    2i and 2i + 1 of a head, not numbers i and i + half.
     """
 
     theta: float = 10000.0

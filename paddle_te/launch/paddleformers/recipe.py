@@ -113,7 +113,7 @@ def recipe_text(
     sections = (*_WRITTEN[job], *((LoRA,) if asked.lora else ()))
     written = {each.name: getattr(asked, each.name) for each in options_of(*sections) if each.line in (SAME, HOSTED)}
     known = {"pretrain": _pretraining, "finetune": _fine_tuning}[job](args, given)
-    lines = written | known | _precision(args, given, device) | recompute_lines(asked)
+    lines = written | known | _precision(given) | recompute_lines(asked)
     # PaddleFormers would shard over all ranks unless told not to
     lines |= {"sharding": args.sharding_stage if args.FSDP > 1 else ""} | _resume(args, output)
     lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
@@ -153,7 +153,7 @@ def _fine_tuning(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, A
     }
 
 
-def _precision(args: argparse.Namespace, given: dict[str, Any], device: str) -> dict[str, Any]:
+def _precision(given: dict[str, Any]) -> dict[str, Any]:
     half = given.get("bf16", False)
     return {
         "compute_type": "bf16" if half else "float32",

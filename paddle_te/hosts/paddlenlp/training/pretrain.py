@@ -158,9 +158,7 @@ def make_scheduler(training_args: HostArguments) -> LRScheduler:
     return annealing(kinds, training_args, training_args.min_learning_rate)
 
 
-def check_start(
-    checkpoint: str | None, model_args: ModelArguments, data_args: DataArguments, training_args: HostArguments
-) -> None:
+def check_start(checkpoint: str | None, model_args: ModelArguments, training_args: HostArguments) -> None:
     """Prepare and check the arguments for a start from `checkpoint` (None: from scratch), before data is read.
 
     Raises ValueError, FileNotFoundError or native.BackendUnavailable.
@@ -208,7 +206,7 @@ def pretrain() -> None:
     with refusing_wrong_input():
         model_args, data_args, training_args = parse_arguments(ModelArguments, DataArguments, PreTrainingArguments)
         checkpoint = find_start(training_args)
-        check_start(checkpoint, model_args, data_args, training_args)
+        check_start(checkpoint, model_args, training_args)
         tokenizer = make_tokenizer(model_args)
         config = make_config(model_args, data_args, training_args, tokenizer)
         check_freeze(config, training_args)
