@@ -13,6 +13,7 @@ from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 
 _BLOCK, _MOST_EXPERTS = 256, 1024
+_PLACING_BLOCK = 512  # as few blocks as experts: what each thread reads at once counts
 _ZEROING_BLOCKS = 8  # of an expert
 _LANES = 32  # vectors of 16 bytes that a block sums
 CAST_TILING = Tiling(128, 8, 5)
@@ -60,9 +61,9 @@ def place(
     if experts > _MOST_EXPERTS:
         raise ValueError(f"backend transformer_engine: {experts} experts; its kernels take up to {_MOST_EXPERTS}")
     count = kernel("experts_count", "experts.cu", stream.capability)
-    te.launch(count, experts, _BLOCK, 0, stream, routing_map, places.counts, tokens, experts, multiple)
+    te.launch(count, experts, _PLACING_BLOCK, 0, stream, routing_map, places.counts, tokens, experts, multiple)
     fill = kernel("experts_place", "experts.cu", stream.capability)
-    te.launch(fill, experts, _BLOCK, 0, stream, routing_map, probs, *places, tokens, experts, rows, *columns)
+    te.launch(fill, experts, _PLACING_BLOCK, 0, stream, routing_map, probs, *places, tokens, experts, rows, *columns)
 
 
 def offsets(te: Shim, stream: Stream, counts: int, first: int, second: int, experts: int, *columns: int) -> None:

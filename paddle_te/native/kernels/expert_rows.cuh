@@ -33,7 +33,8 @@ struct Chunks {
   }
 };
 
-// All threads of a block call it. begins [experts + 1]: where the experts' rows begin, times `columns`; null where each
+// All threads of a block call it; they know the chunks after their next __syncthreads, which those that read need not
+// wait for. begins [experts + 1]: where the experts' rows begin, times `columns`; null where each
 // expert has rows / experts.
 __device__ Chunks chunks_of_block(const long long* begins, long long experts, long long rows, long long columns,
                                   long long first_row) {
@@ -45,7 +46,6 @@ __device__ Chunks chunks_of_block(const long long* begins, long long experts, lo
     first_of_chunk[threadIdx.x] = first;
     rows_of_chunk[threadIdx.x] = begins ? begins[expert + 1] / columns - first : rows / experts;
   }
-  __syncthreads();
   return {first_row, first_of_chunk, rows_of_chunk};
 }
 

@@ -8,51 +8,65 @@
 
 constexpr int kMostThreads = 256, kMostExperts = 1024;
 
-// The sum over the block's threads; `before`: over those before this one.
-__device__ long long sum_of_block(long long mine, long long& before) {
-  __shared__ long long shares[kMostThreads];
-  shares[threadIdx.x] = mine;
-  __syncthreads();
-  long long total = 0;
-  before = 0;
-  for (int i = 0; i < blockDim.x; i++) {
-    if (i == threadIdx.x) before = total;
-    total += shares[i];
+// The tokens of a block's warps, `each` after one another for a warp, in steps of kSteps * 32.
+constexpr int kSteps = 16;
+constexpr unsigned kAllLanes = 0xffffffff;
+struct Tokens {
+  long long begin, end, each;
+  __device__ Tokens(long long tokens) : end(tokens), each((tokens + blockDim.x - 1) / blockDim.x * 32) {
+    begin = threadIdx.x / 32 * each;
   }
+  // The token of this lane in a step behind an offset; a warp's own ones are before the next one's.
+  __device__ long long at(long long offset, int step) const { return begin + offset + 32 * step + threadIdx.x % 32; }
+  __device__ bool has(long long offset, int step) const { return offset + 32 * step < each && at(offset, step) < end; }
+};
+
+// masks: a bit for each lane, whether its token of the step has the expert. All threads of a block call it.
+__device__ void find_chosen(const unsigned char* map, const Tokens& of, long long offset, long long experts,
+                            long long expert, unsigned (&masks)[kSteps]) {
+  unsigned char bytes[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; i++) bytes[i] = of.has(offset, i) ? map[of.at(offset, i) * experts + expert] : 0;
+#pragma unroll
+  for (int i = 0; i < kSteps; i++) masks[i] = __ballot_sync(kAllLanes, bytes[i]);
+}
+
+// How many tokens have the expert; `before`: of the warps before this one.
+__device__ int count_chosen(const unsigned char* map, const Tokens& of, long long experts, long long expert,
+                            int& before) {
+  __shared__ int of_warps[32];
+  int mine = 0, total = 0;
+  for (long long offset = 0; offset < of.each; offset += kSteps * 32) {
+    unsigned masks[kSteps];
+    find_chosen(map, of, offset, experts, expert, masks);
+    for (int i = 0; i < kSteps; i++) mine += __popc(masks[i]);
+  }
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
   __syncthreads();
+  before = 0;
+  for (int i = 0; i < blockDim.x / 32; i++) {
+    if (i == threadIdx.x / 32) before = total;
+    total += of_warps[i];
+  }
   return total;
 }
 
-// The tokens that a thread goes through: [begin, end).
-__device__ void tokens_of_thread(long long tokens, long long& begin, long long& end) {
-  const long long each = (tokens + blockDim.x - 1) / blockDim.x;
-  begin = threadIdx.x * each < tokens ? threadIdx.x * each : tokens;
-  end = begin + each < tokens ? begin + each : tokens;
-}
-
-__device__ long long chosen_by(const unsigned char* map, long long begin, long long end, long long experts,
-                               long long expert) {
-  long long n = 0;
-  for (long long token = begin; token < end; token++) n += map[token * experts + expert] != 0;
-  return n;
-}
-
 // A block counts an expert's rows.
-extern "C" __global__ void experts_count(const unsigned char* map, long long* counts, long long tokens,
-                                         long long experts, long long multiple) {
-  long long begin, end, before;
-  tokens_of_thread(tokens, begin, end);
-  const long long rows = sum_of_block(chosen_by(map, begin, end, experts, blockIdx.x), before);
+extern "C" __global__ void __launch_bounds__(1024)
+    experts_count(const unsigned char* map, long long* counts, long long tokens, long long experts,
+                  long long multiple) {
+  int before;
+  const long long rows = count_chosen(map, Tokens(tokens), experts, blockIdx.x, before);
   if (threadIdx.x == 0) counts[blockIdx.x] = (rows + multiple - 1) / multiple * multiple;
 }
 
 // A block places an expert's rows, the last one also what is behind all of them.
-extern "C" __global__ void experts_place(const unsigned char* map, const float* probs, const long long* counts,
-                                         long long* offsets, int* place, int* token_of, float* prob_of,
-                                         long long tokens, long long experts, long long rows, long long columns0,
-                                         long long columns1, long long columns2) {
+extern "C" __global__ void __launch_bounds__(1024)
+    experts_place(const unsigned char* map, const float* probs, const long long* counts, long long* offsets, int* place,
+                  int* token_of, float* prob_of, long long tokens, long long experts, long long rows,
+                  long long columns0, long long columns1, long long columns2) {
   const long long expert = blockIdx.x, columns[3] = {columns0, columns1, columns2};
-  long long first = 0, begin, end, before;
+  long long first = 0;
   for (long long i = 0; i < expert; i++) first += counts[i];
   const long long behind = first + counts[expert];
   if (threadIdx.x < 3) {
@@ -60,15 +74,28 @@ extern "C" __global__ void experts_place(const unsigned char* map, const float* 
     of_width[expert] = first * columns[threadIdx.x];
     if (expert + 1 == experts) of_width[experts] = behind * columns[threadIdx.x];
   }
-  tokens_of_thread(tokens, begin, end);
-  const long long used = sum_of_block(chosen_by(map, begin, end, experts, expert), before);
-  long long row = first + before;
-  for (long long token = begin; token < end; token++) {
-    const long long at = token * experts + expert;
-    if (!map[at]) continue;
-    place[at] = static_cast<int>(row);
-    token_of[row] = static_cast<int>(token);
-    prob_of[row++] = probs[at];
+  const Tokens of(tokens);
+  int before;
+  const int used = count_chosen(map, of, experts, expert, before);
+  const unsigned lane = threadIdx.x % 32;
+  int row = static_cast<int>(first) + before;
+  for (long long offset = 0; offset < of.each; offset += kSteps * 32) {
+    unsigned masks[kSteps];
+    float found[kSteps];
+    find_chosen(map, of, offset, experts, expert, masks);
+#pragma unroll
+    for (int i = 0; i < kSteps; i++)  // all, before any is stored
+      found[i] = masks[i] >> lane & 1 ? probs[of.at(offset, i) * experts + expert] : 0;
+#pragma unroll
+    for (int i = 0; i < kSteps; i++) {
+      const long long token = of.at(offset, i);
+      const int to = row + __popc(masks[i] & ((1u << lane) - 1));
+      row += __popc(masks[i]);
+      if (!(masks[i] >> lane & 1)) continue;
+      place[token * experts + expert] = to;
+      token_of[to] = static_cast<int>(token);
+      prob_of[to] = found[i];
+    }
   }
   const long long last = expert + 1 == experts ? rows : behind;
   for (long long empty = first + used + threadIdx.x; empty < last; empty += blockDim.x) {

@@ -18,16 +18,20 @@ struct ExpertRows {
 
   __device__ long long place(int, long long column) const { return column; }
 
+  // Padding reads the last token, and is zero where it is computed: loads under a condition would wait for each other.
   struct Patch {
     Vector<T> values[kPatchRows];
+    bool given[kPatchRows];
     __device__ Patch(const ExpertRows& of, long long row, long long column) {
+      long long from[kPatchRows];
+      for (int i = 0; i < kPatchRows; i++) from[i] = of.token_of ? of.token_of[row + i] : row + i;
       for (int i = 0; i < kPatchRows; i++) {
-        const long long from = of.token_of ? of.token_of[row + i] : row + i;
-        values[i] = from < of.tokens ? read(of.x + from * of.columns + column) : Vector<T>{};
+        given[i] = from[i] < of.tokens;
+        values[i] = read(of.x + (given[i] ? from[i] : of.tokens - 1) * of.columns + column);
       }
     }
     __device__ void compute(int i, float (&y)[kOutputs][size]) const {
-      for (int j = 0; j < size; j++) y[0][j] = to_float(values[i].x[j]);
+      for (int j = 0; j < size; j++) y[0][j] = given[i] ? to_float(values[i].x[j]) : 0.f;
     }
   };
 };

@@ -78,6 +78,10 @@ static unsigned __reduce_add_sync(unsigned, unsigned value) {  // all threads of
   __syncthreads();
   return value;
 }
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static unsigned __ballot_sync(unsigned mask, bool vote) {  // all threads of a block call it
+  return __reduce_add_sync(mask, vote ? 1u << threadIdx.x % 32 : 0);
+}
 static void sync_of(unsigned mask) {  // the threads of a warp's mask, or of the block where it is all
   if (mask == 0xffffffff) return __syncthreads();
   static std::map<unsigned, pthread_barrier_t> barriers;  // by their first threads

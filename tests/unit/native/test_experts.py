@@ -185,6 +185,7 @@ def placed(request, on_cpu, seed, monkeypatch):
     """(chosen, probs, rows, multiple, what the kernels wrote)."""
     monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
     tokens, count, multiple = request.param
+    monkeypatch.setattr(experts, "_PLACING_BLOCK", 64 if tokens < 512 else 32)  # two warps, or one that takes two turns
     chosen = draw_map(seed, tokens, count)
     probs = np.random.default_rng(seed + 1).random(chosen.shape, "float32")
     rows = experts.most_rows(tokens, count, min(3, count), multiple)
