@@ -51,17 +51,11 @@ void RmsNorm(const Context& context, const Tensor& x, const Tensor& scale, float
 void RmsNormGrad(const Context& context, const Tensor& x, const Tensor& scale, const Tensor& invvar,
                  const Tensor& y_grad, float, Tensor* x_grad, Tensor* scale_grad) {
   const int64_t columns = ColumnsOf(x, scale), rows = RowsOf(x, columns);
-  if (scale_grad != nullptr) {
-    void* to = context.Alloc(scale_grad, scale.dtype());
-    Tensor workspace = Temporary(context, DataType::UINT8, {int64_t(math::RmsNormScaleGradWorkspace(rows, columns))});
-    math::RmsNormScaleGrad(StreamOf(context), TypeOf(x), to, x.data(), invvar.data(), y_grad.data(), rows, columns,
-                           workspace.data());
-  }
-  if (x_grad != nullptr) {
-    void* to = context.Alloc(x_grad, x.dtype());
-    math::RmsNormGrad(StreamOf(context), TypeOf(x), to, x.data(), scale.data(), invvar.data(), y_grad.data(), rows,
-                      columns);
-  }
+  void* x_to = x_grad == nullptr ? nullptr : context.Alloc(x_grad, x.dtype());
+  void* scale_to = scale_grad == nullptr ? nullptr : context.Alloc(scale_grad, scale.dtype());
+  Tensor workspace = Temporary(context, DataType::UINT8, {int64_t(math::RmsNormGradWorkspace(rows, columns))});
+  math::RmsNormGrad(StreamOf(context), TypeOf(x), x_to, scale_to, x.data(), scale.data(), invvar.data(), y_grad.data(),
+                    rows, columns, workspace.data());
 }
 
 }  // namespace

@@ -160,46 +160,117 @@ struct AdamWLoop<T, G, M, S, W, amsgrad>::Prepared {
 };
 
 // ---- Moments in 8 bits, see kMomentBlock in math.h
+//
+// An element costs a GPU little more time in the memory than in its arithmetic. So codes are computed as whole float32
+// numbers, by products, sums and a few exchanges of bytes: conversions and exact square roots run at an eighth of that
+// speed or less.
+
+// Numbers whose last bits can be replaced by those of a whole number, which they then exceed by it. A kernel gets them
+// as an argument: an instruction that exchanges bytes takes one constant, which says which bytes.
+struct Carriers {
+  uint32_t whole = 0x4b000000, fraction = 0x43000000;  // 2^23, and 2^7 for fractions of 2^16
+
+  // Byte n of the word, less `zero`.
+  NVGPU_FN float Byte(uint32_t word, int n, float zero = 0) const {
+#ifdef __CUDA_ARCH__
+    const uint32_t bits = __byte_perm(word, whole, 0x7650 + n);
+#else
+    const uint32_t bits = whole | (word >> 8 * n & 0xffu);
+#endif
+    return BitCast<float>(bits) - (0x1p23f + zero);
+  }
+  // Bytes n and n + 1 of the word, n even, as a fraction of 2^16.
+  NVGPU_FN float Fraction(uint32_t word, int n) const {
+#ifdef __CUDA_ARCH__
+    const uint32_t bits = __byte_perm(word, fraction, 0x7610 + n * 0x11);
+#else
+    const uint32_t bits = fraction | (word >> 8 * n & 0xffffu);
+#endif
+    return BitCast<float>(bits) - 0x1p7f;
+  }
+};
+// The last byte of a whole number between -128 and 255, in two's complement.
+NVGPU_FN inline uint32_t LastByte(float whole) { return BitCast<uint32_t>(whole + 0x1.8p23f) & 0xffu; }
 
 // What a code stands for is unit * FourthPower(code).
-NVGPU_FN inline float FourthPower(int code) {
-  const float square = static_cast<float>(code * code);
+NVGPU_FN inline float FourthPower(float code) {
+  const float square = Product(code, code);
   return Product(square, square);
 }
 
-// The unit of a block whose largest magnitude has these bits: 0 where the unit would be no normal number.
-template <int levels>
-NVGPU_FN inline float UnitOf(uint32_t largest) {
-  const float unit = BitCast<float>(largest) / FourthPower(levels);
-  return unit < 0x1p-126f ? 0 : unit;  // a NaN stays one
+// The greatest whole number whose fourth power is at most x, for 0 <= x <= FourthPower(255).
+NVGPU_FN inline float WholeFourthRoot(float x) {
+  // At least the root, by less than 1: the error is below 2^-22.
+  constexpr float more = 1 + 0x1p-20f;
+#ifdef __CUDA_ARCH__
+  float root;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(root));
+  const float whole = __fmaf_rz(root, more, 0x1p23f) - 0x1p23f;
+#else
+  const float whole = std::floor(std::sqrt(std::sqrt(x)) * more);
+#endif
+  return x < FourthPower(whole) ? whole - 1 : whole;
 }
-NVGPU_FN inline float InverseOf(float unit) { return unit > 0 && unit < BitCast<float>(0x7f800000u) ? 1 / unit : 0; }
 
-// One of the two codes between which a magnitude lies, the greater with the probability that makes the expected value
-// exact. noise: 16 random bits.
-template <int levels>
-NVGPU_FN inline int Encode(float magnitude, float inverse, uint32_t noise) {
-  const float in_units = Product(magnitude, inverse);
-  if (!(in_units > 0)) return 0;  // a NaN too
-  const float root = std::sqrt(std::sqrt(in_units));
-  const int code = root < levels ? static_cast<int>(root) : levels;
-  const float below = FourthPower(code), step = FourthPower(code + 1) - below;
-  const bool up = code < levels && (in_units - below) * 65536.0f > Product(static_cast<float>(noise), step);
-  return code + up;
+// The larger of |x| and y; a NaN is larger than all.
+NVGPU_FN inline float LargerMagnitude(float x, float y) {
+#ifdef __CUDA_ARCH__
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(std::fabs(x)), "f"(y));
+  return larger;
+#else
+  return Larger()(std::fabs(x), y);
+#endif
 }
+
+// 1 / x, for normal numbers of which it is one.
+NVGPU_FN inline float Reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+  float about;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(about) : "f"(x));
+  return __fmaf_rn(about, -__fmaf_rn(x, about, -1.0f), about);  // as the division does it, without its other cases
+#else
+  return 1 / x;
+#endif
+}
+
+// How a block's magnitudes become codes from 0 to `levels`.
+template <int levels>
+struct Scale {
+  float unit, inverse, most;  // most: that a magnitude has in units; 0 where none has a code but 0
+
+  // largest: the bits of the largest magnitude. No unit that is not a normal number, but a NaN stays one.
+  NVGPU_FN explicit Scale(uint32_t largest) : unit(BitCast<float>(largest) / FourthPower(levels)) {
+    if (unit < 0x1p-126f) unit = 0;
+    const bool normal = unit > 0 && unit < BitCast<float>(0x7f800000u);
+    inverse = normal ? Reciprocal(unit) : 0;
+    most = normal ? FourthPower(levels) : 0;
+  }
+  // One of the two codes between which a magnitude lies, the greater with the probability that makes the expected value
+  // exact. noise: a random fraction.
+  NVGPU_FN float Encode(float magnitude, float noise) const {
+    const float in_units = std::fmin(Product(magnitude, inverse), most);  // not a NaN
+    const float code = WholeFourthRoot(in_units), below = FourthPower(code), step = FourthPower(code + 1) - below;
+    return in_units - below > Product(noise, step) ? code + 1 : code;
+  }
+};
 
 // A warp makes the step of a block: kMomentBlock elements of a row of `width`, fewer at its end. A lane has 4 elements
 // after one another (kPart), kParts times.
-template <typename T, typename G, typename W>
+template <typename T, typename G, typename W, bool has_master>
 struct AdamWBlocks {
   T* param;
   const G* grad;
   uint8_t *moment1, *moment2;
   W* master;
   AdamWScalars<float> settings;
-  int64_t width, blocks, bytes;  // of a row: elements, blocks, and bytes of a moment
-  bool dense;                    // whole parts may be read and written at once
+  int64_t width, bytes;  // of a row: elements, and bytes of a moment
+  uint32_t blocks;       // of a row
+  bool dense;            // whole parts may be read and written at once
+  Carriers carriers;
   static constexpr int kPart = 4, kParts = kMomentBlock / (32 * kPart), kSigned = 127, kUnsigned = 255;
+  using Rule = AdamWRule<G, float>;
 
   struct Lane {
     float m1[kParts][kPart], root[kParts][kPart];
@@ -208,96 +279,120 @@ struct AdamWBlocks {
   struct Place {
     int64_t element, byte;  // of the block's beginning, in the weight and in a moment
     int count;
+    bool whole;  // every lane has all its elements, which may be read and written at once
   };
-  NVGPU_FN Place PlaceOf(int64_t block) const {
-    const int64_t row = block / blocks, first = block % blocks * kMomentBlock;
-    const int64_t left = width - first;
-    return {row * width + first, row * bytes + first + block % blocks * 4,
-            static_cast<int>(left < kMomentBlock ? left : kMomentBlock)};
+  NVGPU_FN Rule Prepare() const { return Rule(settings); }
+  NVGPU_FN Place PlaceOf(uint32_t block) const {
+    const uint32_t row = block / blocks, in_row = block - row * blocks;
+    const int64_t first = in_row * kMomentBlock, left = width - first;
+    const int count = static_cast<int>(left < kMomentBlock ? left : kMomentBlock);
+    return {row * width + first, row * bytes + first + in_row * 4, count, dense && count == kMomentBlock};
   }
   NVGPU_FN static uint32_t* WordOf(uint8_t* moment, int64_t byte) { return reinterpret_cast<uint32_t*>(moment + byte); }
 
-  template <typename E>
-  NVGPU_FN void LoadPart(Pack<E, kPart>* part, const E* from, int count) const {
-    if (dense && count == kPart) {
+  // What a lane reads of a part, zeros where the block has ended.
+  struct Loaded {
+    Pack<G, kPart> grad;
+    Pack<T, kPart> param;
+    Pack<W, kPart> master;
+    uint32_t codes1, codes2;
+  };
+  template <bool whole, typename E>
+  NVGPU_FN static void LoadElements(Pack<E, kPart>* part, const E* from, int count) {
+    if constexpr (whole) {
       *part = LoadPack<kPart>(from);
     } else {
       for (int n = 0; n < kPart; ++n) part->at[n] = n < count ? from[n] : E{};
     }
   }
-  template <typename E>
-  NVGPU_FN void StorePart(E* to, const Pack<E, kPart>& part, int count) const {
-    if (dense && count == kPart) return StorePack(to, part);
-    for (int n = 0; n < kPart && n < count; ++n) to[n] = part.at[n];
+  template <bool whole, typename E>
+  NVGPU_FN static void StoreElements(E* to, const Pack<E, kPart>& part, int count) {
+    if constexpr (whole) {
+      StorePack(to, part);
+    } else {
+      for (int n = 0; n < kPart && n < count; ++n) to[n] = part.at[n];
+    }
+  }
+  template <bool whole>
+  NVGPU_FN Loaded Load(const Place& place, int first) const {
+    const int64_t i = place.element + first, byte = place.byte + 4 + first;
+    const int count = place.count - first;
+    Loaded part = {};
+    LoadElements<whole>(&part.grad, grad + i, count);
+    if (whole || count > 0) {
+      part.codes1 = *WordOf(moment1, byte);
+      part.codes2 = *WordOf(moment2, byte);
+    }
+    if constexpr (has_master) LoadElements<whole>(&part.master, master + i, count);
+    if constexpr (!has_master || std::is_same_v<W, int16_t>) LoadElements<whole>(&part.param, param + i, count);
+    return part;
+  }
+  // Updates one element's weight. m1, root: of the second moment, in and out.
+  NVGPU_FN void Advance(const Rule& rule, G grad, T* p, W* wide, float* m1, float* root) const {
+    float m2 = Product(*root, *root);
+    rule.Advance(grad, m1, &m2);
+    *root = std::sqrt(m2);
+    const float old = has_master ? JoinMaster<float>(*p, *wide) : static_cast<float>(static_cast<Compute<T>>(*p));
+    SplitMaster(rule.Weight(old, *m1, *root), p, wide);
   }
 
   // Updates the weight and gives the new moments.
-  NVGPU_FN Lane Begin(int64_t block, int lane) const {
-    const Place place = PlaceOf(block);
+  template <bool whole>
+  NVGPU_FN Lane Begin(const Rule& rule, const Place& place, int lane) const {
     const float unit1 = BitCast<float>(*WordOf(moment1, place.byte));
     const float unit2 = BitCast<float>(*WordOf(moment2, place.byte));
-    Pack<G, kPart> grads[kParts];
-    Pack<T, kPart> params[kParts];
-    Pack<W, kPart> masters[kParts];
-    uint32_t codes1[kParts], codes2[kParts];
+    Loaded parts[kParts];
+    NVGPU_UNROLL
+    for (int k = 0; k < kParts; ++k) parts[k] = Load<whole>(place, (k * 32 + lane) * kPart);  // all, before any is used
     Lane state = {};
-    for (int k = 0; k < kParts; ++k) {  // all that is read, before any of it is used
-      const int first = (k * 32 + lane) * kPart, count = place.count - first;
-      if (count <= 0) continue;
-      const int64_t i = place.element + first;
-      LoadPart(&grads[k], grad + i, count < kPart ? count : kPart);
-      codes1[k] = *WordOf(moment1, place.byte + 4 + first);
-      codes2[k] = *WordOf(moment2, place.byte + 4 + first);
-      if (master != nullptr) LoadPart(&masters[k], master + i, count < kPart ? count : kPart);
-      if (master == nullptr || std::is_same_v<W, int16_t>)
-        LoadPart(&params[k], param + i, count < kPart ? count : kPart);
-    }
-    const AdamWRule<G, float> rule(settings);
+    float largest1 = 0, largest2 = 0;
+    NVGPU_UNROLL
     for (int k = 0; k < kParts; ++k) {
-      const int first = (k * 32 + lane) * kPart, count = place.count - first < kPart ? place.count - first : kPart;
-      if (count <= 0) continue;
-      for (int n = 0; n < kPart && n < count; ++n) {
-        const int signed_code = static_cast<int8_t>(codes1[k] >> 8 * n & 0xffu);
-        const float size = Product(unit1, FourthPower(signed_code));
-        const float old_root = Product(unit2, FourthPower(codes2[k] >> 8 * n & 0xffu));
-        float m1 = signed_code < 0 ? -size : size, m2 = Product(old_root, old_root);
-        rule.Advance(grads[k].at[n], &m1, &m2);
-        const float p = master != nullptr ? JoinMaster<float>(params[k].at[n], masters[k].at[n])
-                                          : static_cast<float>(static_cast<Compute<T>>(params[k].at[n]));
-        const float root = std::sqrt(m2);
-        SplitMaster(rule.Weight(p, m1, root), &params[k].at[n], &masters[k].at[n]);
+      Loaded& part = parts[k];
+      const int first = (k * 32 + lane) * kPart, count = place.count - first;
+      const uint32_t shifted = part.codes1 ^ 0x80808080u;  // so that they begin at 0
+      NVGPU_UNROLL
+      for (int n = 0; n < kPart; ++n) {
+        if (!whole && n >= count) continue;
+        const float code = carriers.Byte(shifted, n, 128);
+        float m1 = std::copysign(Product(unit1, FourthPower(code)), code);
+        float root = Product(unit2, FourthPower(carriers.Byte(part.codes2, n)));
+        Advance(rule, part.grad.at[n], &part.param.at[n], &part.master.at[n], &m1, &root);
         state.m1[k][n] = m1;
         state.root[k][n] = root;
-        const uint32_t bits1 = BitsOf(m1) & 0x7fffffffu, bits2 = BitsOf(root) & 0x7fffffffu;
-        if (bits1 > state.largest[0]) state.largest[0] = bits1;
-        if (bits2 > state.largest[1]) state.largest[1] = bits2;
+        largest1 = LargerMagnitude(m1, largest1);
+        largest2 = LargerMagnitude(root, largest2);
       }
-      if (master != nullptr) StorePart(master + place.element + first, masters[k], count);
-      StorePart(param + place.element + first, params[k], count);
+      if constexpr (has_master) StoreElements<whole>(master + place.element + first, part.master, count);
+      StoreElements<whole>(param + place.element + first, part.param, count);
     }
+    state.largest[0] = BitsOf(largest1);
+    state.largest[1] = BitsOf(largest2);
     return state;
   }
   // Stores the moments. largest: of all lanes.
-  NVGPU_FN void End(int64_t block, int lane, const Lane& state) const {
-    const Place place = PlaceOf(block);
-    const float unit1 = UnitOf<kSigned>(state.largest[0]), unit2 = UnitOf<kUnsigned>(state.largest[1]);
-    const float inverse1 = InverseOf(unit1), inverse2 = InverseOf(unit2);
+  template <bool whole>
+  NVGPU_FN void End(const Place& place, int lane, const Lane& state) const {
+    const Scale<kSigned> scale1(state.largest[0]);
+    const Scale<kUnsigned> scale2(state.largest[1]);
     if (lane == 0) {
-      *WordOf(moment1, place.byte) = BitCast<uint32_t>(unit1);
-      *WordOf(moment2, place.byte) = BitCast<uint32_t>(unit2);
+      *WordOf(moment1, place.byte) = BitCast<uint32_t>(scale1.unit);
+      *WordOf(moment2, place.byte) = BitCast<uint32_t>(scale2.unit);
     }
+    NVGPU_UNROLL
     for (int k = 0; k < kParts; ++k) {
       const int first = (k * 32 + lane) * kPart;
-      if (first >= place.count) continue;
+      if (!whole && first >= place.count) continue;
       uint32_t codes1 = 0, codes2 = 0;
-      for (int n = 0; n < kPart && first + n < place.count; ++n) {
+      NVGPU_UNROLL
+      for (int n = 0; n < kPart; ++n) {
         const uint32_t noise = settings.Noise(place.element + first + n);
         const float m1 = state.m1[k][n], root = state.root[k][n];
-        const int size = Encode<kSigned>(m1 < 0 ? -m1 : m1, inverse1, noise & 0xffffu);
-        int code2 = Encode<kUnsigned>(root, inverse2, noise >> 16);
-        if (code2 == 0 && root > 0) code2 = 1;  // a root of 0 would make the next step too large
-        codes1 |= (static_cast<uint32_t>(m1 < 0 ? -size : size) & 0xffu) << 8 * n;
-        codes2 |= static_cast<uint32_t>(code2) << 8 * n;
+        const float least = root > 0 ? 1 : 0;  // a root of 0 would make the next step too large
+        const float code1 = std::copysign(scale1.Encode(std::fabs(m1), carriers.Fraction(noise, 0)), m1);
+        const float code2 = std::fmax(scale2.Encode(root, carriers.Fraction(noise, 2)), least);
+        codes1 |= LastByte(code1) << 8 * n;
+        codes2 |= LastByte(code2) << 8 * n;
       }
       *WordOf(moment1, place.byte + 4 + first) = codes1;
       *WordOf(moment2, place.byte + 4 + first) = codes2;
@@ -327,9 +422,9 @@ void RunStored(Stream stream, const Steps& steps) {
   RunLoop<T, G, M, S, W, false>(stream, steps);
 }
 
-template <typename T, typename G, typename W>
+template <typename T, typename G, typename W, bool has_master>
 void RunBlocks(Stream stream, const Steps& steps) {
-  using Blocks = AdamWBlocks<T, G, W>;
+  using Blocks = AdamWBlocks<T, G, W, has_master>;
   std::vector<Part<Blocks>> parts;
   for (const AdamW& step : steps) {
     if (step.count == 0) continue;
@@ -340,8 +435,8 @@ void RunBlocks(Stream stream, const Steps& steps) {
                   static_cast<W*>(step.master),
                   AdamWScalars<float>(step),
                   step.width,
-                  (step.width + kMomentBlock - 1) / kMomentBlock,
                   MomentRowBytes(step.width),
+                  static_cast<uint32_t>((step.width + kMomentBlock - 1) / kMomentBlock),
                   false};
     blocks.dense = step.width % blocks.kPart == 0 && Aligned(blocks.param, blocks.grad, blocks.master);
     parts.push_back({blocks, step.count / step.width * blocks.blocks});
@@ -352,7 +447,10 @@ void RunBlocks(Stream stream, const Steps& steps) {
 template <typename T, typename G, typename W>
 void RunWithMaster(Stream stream, const Steps& steps) {
   const Type moments = steps.front().moment_type;
-  if (moments == Type::kInt8) return RunBlocks<T, G, W>(stream, steps);
+  if (moments == Type::kInt8) {
+    const bool has_master = steps.front().master != nullptr;
+    return has_master ? RunBlocks<T, G, W, true>(stream, steps) : RunBlocks<T, G, W, false>(stream, steps);
+  }
   if (moments == Type::kBfloat16) return RunStored<T, G, float, bfloat16, W>(stream, steps);
   RunStored<T, G, float, float, W>(stream, steps);
 }

@@ -36,7 +36,13 @@ NVGPU_FN Pack<T, N> LoadPack(const T* from) {
 }
 template <int N, typename T>
 NVGPU_FN void StorePack(T* to, const Pack<T, N>& pack) {
+#ifdef __CUDA_ARCH__  // nvcc stores some packs in pieces
+  if constexpr (sizeof(pack) == 16) *reinterpret_cast<uint4*>(to) = BitCast<uint4>(pack);
+  if constexpr (sizeof(pack) == 8) *reinterpret_cast<uint2*>(to) = BitCast<uint2>(pack);
+  if constexpr (sizeof(pack) != 16 && sizeof(pack) != 8) *reinterpret_cast<Pack<T, N>*>(to) = pack;
+#else
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
+#endif
 }
 template <typename... T>
 NVGPU_FN bool Aligned(const T*... pointers) {
@@ -139,25 +145,40 @@ void ForEach(Stream stream, int64_t count, Function function) {
 
 // How many packs a thread loads before it uses the first.
 template <int N, typename Function, size_t bytes = sizeof(decltype(std::declval<Function>().template Load<N>(0)))>
-constexpr int kAhead = bytes > 32 ? 1 : (bytes > 16 ? 2 : 4);
+constexpr int kAhead = bytes > 48 ? 1 : (bytes > 16 ? 2 : 4);
 
-// What `block` of `blocks` does of a loop over `count` elements; not `dense`: one by one.
+// The packs first, first + threads and so on, `ahead` in all. Loading without conditions keeps packs in whole
+// registers.
+template <int ahead, typename Function>
+__device__ void RunAhead(int64_t first, int threads, const Function& function) {
+  constexpr int N = Function::kWidth;
+  decltype(function.template Load<N>(0)) loaded[ahead];
+#pragma unroll
+  for (int k = 0; k < ahead; ++k) loaded[k] = function.template Load<N>((first + k * threads) * N);
+#pragma unroll
+  for (int k = 0; k < ahead; ++k) function.template Store<N>((first + k * threads) * N, loaded[k]);
+}
+// What is left of a loop's packs, fewer than twice `ahead` for each thread.
+template <int ahead, typename Function>
+__device__ void RunRest(int64_t first, int64_t packs, int threads, const Function& function) {
+  if (first + (ahead - 1) * threads < packs) {
+    RunAhead<ahead>(first, threads, function);
+    first += ahead * threads;
+  }
+  if constexpr (ahead > 1) RunRest<ahead / 2>(first, packs, threads, function);
+}
+// What `block` of `blocks`, each of so many threads, does of a loop over `count` elements; not `dense`: one by one.
 template <typename Function>
-__device__ void RunPacks(int64_t block, int64_t blocks, int64_t count, bool dense, const Function& function) {
+__device__ void RunPacks(int64_t block, int64_t blocks, int64_t count, bool dense, const Function& function,
+                         int threads = kThreads) {
   constexpr int N = Function::kWidth, ahead = kAhead<N, Function>;
   const int64_t packs = N > 1 && dense ? count / N : 0;
-  for (int64_t first = block * ahead * kThreads + threadIdx.x; first < packs; first += blocks * ahead * kThreads) {
-    decltype(function.template Load<N>(0)) loaded[ahead];
-#pragma unroll
-    for (int k = 0; k < ahead; ++k) {
-      if (first + k * kThreads < packs) loaded[k] = function.template Load<N>((first + k * kThreads) * N);
-    }
-#pragma unroll
-    for (int k = 0; k < ahead; ++k) {
-      if (first + k * kThreads < packs) function.template Store<N>((first + k * kThreads) * N, loaded[k]);
-    }
+  int64_t first = block * ahead * threads + threadIdx.x;
+  for (; first + (ahead - 1) * threads < packs; first += blocks * ahead * threads) {
+    RunAhead<ahead>(first, threads, function);
   }
-  for (int64_t i = packs * N + block * kThreads + threadIdx.x; i < count; i += blocks * kThreads) {
+  if constexpr (ahead > 1) RunRest<ahead / 2>(first, packs, threads, function);
+  for (int64_t i = packs * N + block * threads + threadIdx.x; i < count; i += blocks * threads) {
     function.template Store<1>(i, function.template Load<1>(i));
   }
 }
@@ -225,19 +246,25 @@ __global__ void __launch_bounds__(kThreads) PackPartsKernel(const __grid_constan
   RunPacks(block, blocks, part.count, part.dense, part.function.Prepare());
 }
 
+constexpr int kTurns = 4;  // of a thread or warp that prepares first
+
 // The loops over their counts of elements, together. A loop's Prepare() is what a thread makes once of it, for all
-// packs that are its share: the functor with Load and Store.
+// packs that are its share, kTurns times as many as it loads ahead: the functor with Load and Store.
 template <typename Function>
 void ForEachPack(Stream stream, const std::vector<Part<Function>>& parts) {
   Launch(stream, parts, PackPartsKernel<Function>, [](const Part<Function>& part) {
     constexpr int N = Function::kWidth;
-    const int64_t turn = kThreads * (N > 1 && part.dense ? N * kAhead<N, Function> : 1);
+    const int64_t turn = kThreads * (N > 1 && part.dense ? N * kAhead<N, Function> : 1) * kTurns;
     return (part.count + turn - 1) / turn;
   });
 }
 
+extern __shared__ __align__(16) unsigned char scratch[];
+
 // The threads that work on one row together.
 struct Team {
+  bool has_scratch = false;
+
   // function(i) for every i < count, spread over the threads.
   template <typename Function>
   __device__ void ForEach(int64_t count, Function function) const {
@@ -258,15 +285,26 @@ struct Team {
   template <typename S, typename In, int K, typename Add, typename Combine>
   __device__ S Reduce(int64_t count, Inputs<In, K> in, S identity, Add add, Combine combine) const {
     S sum = identity;
-    RunPacks(0, 1, count, in.Dense(), AddLoop<S, In, K, Add>(&sum, in, add));
+    Run(count, AddLoop<S, In, K, Add>(&sum, in, add));
     return Share(sum, combine);
   }
   // See MapLoop; `out` may be one of `in`.
   template <typename Out, typename In, int K, typename Function>
   __device__ void Map(int64_t count, Out* out, Inputs<In, K> in, Function function) const {
-    const MapLoop<Out, In, K, Function> loop(out, in, function);
-    RunPacks(0, 1, count, loop.Dense(), loop);
+    Run(count, MapLoop<Out, In, K, Function>(out, in, function));
   }
+  // A loop over packs whose Dense() says if all that it touches is Aligned.
+  template <typename Loop>
+  __device__ void Run(int64_t count, const Loop& loop) const {
+    RunPacks(0, 1, count, loop.Dense(), loop, blockDim.x);
+  }
+  // function(memory near the team); function(otherwise) where a row does not fit into it.
+  template <typename T, typename Function>
+  __device__ void WithScratch(T* otherwise, Function function) const {
+    has_scratch ? function(reinterpret_cast<T*>(scratch)) : function(otherwise);
+  }
+  // Until all threads are here, and what they wrote can be read.
+  __device__ void Wait() const { __syncthreads(); }
 
  private:
   // combine over the threads' results.
@@ -278,7 +316,7 @@ struct Team {
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = result;
     __syncthreads();
     result = shared[0];
-    for (int warp = 1; warp < kThreads / 32; ++warp) result = combine(result, shared[warp]);
+    for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) result = combine(result, shared[warp]);
     __syncthreads();
     return result;
   }
@@ -298,16 +336,39 @@ struct Team {
   }
 };
 
+// So many that each has about two packs of a row of 16-bit numbers.
+inline int ThreadsFor(int64_t columns) {
+  int threads = kThreads;
+  while (threads > 32 && threads * 8 >= columns) threads /= 2;
+  return threads;
+}
+
 template <typename Function>
 __global__ void __launch_bounds__(kThreads) RowKernel(int64_t rows, Function function) {
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) function(Team(), row);
 }
-
-// function(team, row) for every row.
+// The same with scratch memory or without; kParallel teams at once.
 template <typename Function>
-void ForEachRow(Stream stream, int64_t rows, Function function) {
+__global__ void __launch_bounds__(kThreads, 4) StretchKernel(int64_t stretches, Function function, bool has_scratch) {
+  for (int64_t n = blockIdx.x; n < stretches; n += gridDim.x) function(Team{has_scratch}, n);
+}
+
+// function(team, row) for every row. threads: of a team, at most kThreads.
+template <typename Function>
+void ForEachRow(Stream stream, int64_t rows, Function function, int threads = kThreads) {
   if (rows == 0) return;
-  RowKernel<<<std::min<int64_t>(rows, 1 << 20), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, function);
+  const auto blocks = std::min<int64_t>(rows, 1 << 20);
+  RowKernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(rows, function);
+  CheckLaunch();
+}
+
+// function(team, n) for every n < stretches. bytes: of scratch memory that a team would use.
+template <typename Function>
+void ForEachStretch(Stream stream, int64_t stretches, Function function, int threads, size_t bytes) {
+  if (stretches == 0) return;
+  if (bytes > 48 << 10) bytes = 0;  // more than every GPU has without being asked
+  const auto blocks = std::min<int64_t>(stretches, 1 << 20);
+  StretchKernel<<<blocks, threads, bytes, static_cast<cudaStream_t>(stream)>>>(stretches, function, bytes > 0);
   CheckLaunch();
 }
 
@@ -324,30 +385,34 @@ void ForEachRow(Stream stream, const std::vector<Part<Function>>& parts) {
   Launch(stream, parts, RowPartsKernel<Function>, [](const Part<Function>& part) { return part.count; });
 }
 
-template <typename Function>
-__global__ void __launch_bounds__(kThreads, 3) WarpPartsKernel(const __grid_constant__ Parts<Function> parts) {
+template <bool whole, typename Function, typename Prepared, typename Place>
+__device__ void RunWarp(const Function& function, const Prepared& prepared, const Place& place) {
   const int lane = threadIdx.x % 32;
+  auto state = function.template Begin<whole>(prepared, place, lane);
+  for (uint32_t& largest : state.largest) largest = __reduce_max_sync(0xffffffffu, largest);
+  function.template End<whole>(place, lane, state);
+}
+
+template <typename Function>
+__global__ void __launch_bounds__(kThreads, 4) WarpPartsKernel(const __grid_constant__ Parts<Function> parts) {
   int64_t block, blocks;
   const Part<Function>& part = parts.Find(&block, &blocks);
   const Function& function = part.function;
+  const auto prepared = function.Prepare();
   for (int64_t i = block * (kThreads / 32) + threadIdx.x / 32; i < part.count; i += blocks * (kThreads / 32)) {
-    auto state = function.Begin(i, lane);
-    for (uint32_t& largest : state.largest) {
-      for (int offset = 16; offset > 0; offset /= 2) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, largest, offset);
-        if (other > largest) largest = other;
-      }
-    }
-    function.End(i, lane, state);
+    const auto place = function.PlaceOf(static_cast<uint32_t>(i));
+    place.whole ? RunWarp<true>(function, prepared, place) : RunWarp<false>(function, prepared, place);
   }
 }
 
-// For every i < count of each part a warp calls state = function.Begin(i, lane) and then function.End(i, lane, state),
-// with the greatest of all lanes' numbers in the array state.largest.
+// For every i < count of each part, at most 2^32, a warp calls place = function.PlaceOf(i), then
+//   state = function.Begin<place.whole>(function.Prepare(), place, lane); function.End<place.whole>(place, lane, state)
+// with the greatest of all lanes' numbers in the array state.largest. A warp does kTurns of them, and prepares once.
 template <typename Function>
 void ForEachWarp(Stream stream, const std::vector<Part<Function>>& parts) {
+  constexpr int turn = kThreads / 32 * kTurns;
   Launch(stream, parts, WarpPartsKernel<Function>,
-         [](const Part<Function>& part) { return (part.count + kThreads / 32 - 1) / (kThreads / 32); });
+         [](const Part<Function>& part) { return (part.count + turn - 1) / turn; });
 }
 
 // What sums of float32 are kept in.
@@ -399,40 +464,61 @@ struct Team {
   template <typename S, typename In, int K, typename Add, typename Combine>
   S Reduce(int64_t count, Inputs<In, K> in, S identity, Add add, Combine) const {
     S sum = identity;
-    RunPacks(count, in.Dense(), AddLoop<S, In, K, Add>(&sum, in, add));
+    Run(count, AddLoop<S, In, K, Add>(&sum, in, add));
     return sum;
   }
   template <typename Out, typename In, int K, typename Function>
   void Map(int64_t count, Out* out, Inputs<In, K> in, Function function) const {
-    const MapLoop<Out, In, K, Function> loop(out, in, function);
+    Run(count, MapLoop<Out, In, K, Function>(out, in, function));
+  }
+  template <typename Loop>
+  void Run(int64_t count, const Loop& loop) const {
     RunPacks(count, loop.Dense(), loop);
   }
+  template <typename T, typename Function>
+  void WithScratch(T* otherwise, Function function) const {
+    function(otherwise);
+  }
+  void Wait() const {}
 };
 
+constexpr int kThreads = 1;
+inline int ThreadsFor(int64_t) { return kThreads; }
+
 template <typename Function>
-void ForEachRow(Stream stream, int64_t rows, Function function) {
+void ForEachRow(Stream stream, int64_t rows, Function function, int = kThreads) {
   runtime::Synchronize(stream);
   for (int64_t row = 0; row < rows; ++row) function(Team(), row);
+}
+template <typename Function>
+void ForEachStretch(Stream stream, int64_t stretches, Function function, int, size_t) {
+  ForEachRow(stream, stretches, function);
 }
 template <typename Function>
 void ForEachRow(Stream stream, const std::vector<Part<Function>>& parts) {
   for (const auto& part : parts) ForEachRow(stream, part.count, part.function);
 }
 
+template <bool whole, typename Function, typename Prepared, typename Place>
+void RunWarp(const Function& function, const Prepared& prepared, const Place& place) {
+  constexpr int lanes = 32;
+  decltype(function.template Begin<whole>(prepared, place, 0)) states[lanes];
+  for (int lane = 0; lane < lanes; ++lane) states[lane] = function.template Begin<whole>(prepared, place, lane);
+  for (size_t k = 0; k < std::size(states[0].largest); ++k) {
+    uint32_t largest = 0;
+    for (const auto& state : states) largest = std::max(largest, state.largest[k]);
+    for (auto& state : states) state.largest[k] = largest;
+  }
+  for (int lane = 0; lane < lanes; ++lane) function.template End<whole>(place, lane, states[lane]);
+}
 template <typename Function>
 void ForEachWarp(Stream stream, const std::vector<Part<Function>>& parts) {
-  constexpr int lanes = 32;
   runtime::Synchronize(stream);
   for (const auto& [function, count, dense] : parts) {
+    const auto prepared = function.Prepare();
     for (int64_t i = 0; i < count; ++i) {
-      decltype(function.Begin(0, 0)) states[lanes];
-      for (int lane = 0; lane < lanes; ++lane) states[lane] = function.Begin(i, lane);
-      for (size_t k = 0; k < std::size(states[0].largest); ++k) {
-        uint32_t largest = 0;
-        for (const auto& state : states) largest = std::max(largest, state.largest[k]);
-        for (auto& state : states) state.largest[k] = largest;
-      }
-      for (int lane = 0; lane < lanes; ++lane) function.End(i, lane, states[lane]);
+      const auto place = function.PlaceOf(static_cast<uint32_t>(i));
+      place.whole ? RunWarp<true>(function, prepared, place) : RunWarp<false>(function, prepared, place);
     }
   }
 }

@@ -36,7 +36,7 @@ NVGPU_FN inline void SplitMaster(M value, T* param, W* master) {
   if constexpr (std::is_same_v<W, int16_t>) {
     const uint32_t bits = BitsOf(value);
     *master = static_cast<int16_t>(bits & 0xffffu);
-    param->bits = static_cast<uint16_t>((bits - static_cast<uint32_t>(int32_t(*master))) >> 16);
+    param->bits = static_cast<uint16_t>((bits + 0x8000u) >> 16);
   } else {
     *master = value;
     *param = Convert<T>(static_cast<Compute<T>>(value));

@@ -116,13 +116,11 @@ void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, con
 // for kDouble), which is written too.
 void RmsNorm(Stream stream, Type type, void* out, void* rstd, const void* in, const void* scale, double epsilon,
              int64_t rows, int64_t columns);
-// in_grad, or null: not wanted.
-void RmsNormGrad(Stream stream, Type type, void* in_grad, const void* in, const void* scale, const void* rstd,
-                 const void* out_grad, int64_t rows, int64_t columns);
-// scale_grad: sums over the rows, in parts that are added in order. Workspace: RmsNormScaleGradWorkspace() bytes.
-size_t RmsNormScaleGradWorkspace(int64_t rows, int64_t columns);
-void RmsNormScaleGrad(Stream stream, Type type, void* scale_grad, const void* in, const void* rstd,
-                      const void* out_grad, int64_t rows, int64_t columns, void* workspace);
+// Both gradients; null: not wanted. scale_grad: sums over the rows, in parts that are added in order. Workspace:
+// RmsNormGradWorkspace() bytes.
+size_t RmsNormGradWorkspace(int64_t rows, int64_t columns);
+void RmsNormGrad(Stream stream, Type type, void* in_grad, void* scale_grad, const void* in, const void* scale,
+                 const void* rstd, const void* out_grad, int64_t rows, int64_t columns, void* workspace);
 
 // ---- attention.cu
 

@@ -13,9 +13,11 @@
 #include <cuda_fp16.h>
 #define NVGPU_FN __host__ __device__
 #define NVGPU_DEVICE __device__
+#define NVGPU_UNROLL _Pragma("unroll")
 #else
 #define NVGPU_FN
 #define NVGPU_DEVICE
+#define NVGPU_UNROLL
 #endif
 
 namespace nvgpu::math {
