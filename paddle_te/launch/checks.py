@@ -185,7 +185,7 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
 
 def check_weights(name: str, value: str) -> None:
     """Check that the argument `name` is a folder with weights."""
-    from paddle_te.weights.contents import is_adapter  # here, as it imports NumPy
+    from paddle_te.weights.contents import is_adapter, of_run  # here, as they import NumPy
 
     folder = Path(value).expanduser()
     if not value or not folder.is_dir():
@@ -195,4 +195,4 @@ def check_weights(name: str, value: str) -> None:
         remedy = "merge it first, with paddle-te convert --lora_path" if name == "init_weight" else tuned
         raise LaunchError(f"{name}: {value!r} holds a LoRA adapter, not a model: {remedy}")
     if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
-        raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors")
+        raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors{of_run(folder)}")

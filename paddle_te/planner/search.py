@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_te.job import FINETUNE, Job, fault
+from paddle_te.job import FINETUNE, Job, check, fault
 from paddle_te.options.launcher import OVERLAPS, SPLIT
 from paddle_te.options.layers import DISPATCHERS, LAYERS_ON_HOST, again, in_chunks, stored_in_fp8
 from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE, STATES_ON_HOST, WHOLE_LAYERS
@@ -83,7 +83,7 @@ def search(
     flags: further fields that all layouts have, such as optim_moments. The optimizer's states, host memory and the
     update in backward are searched for unless flags give them.
 
-    Raises ValueError if no layout has so many tokens.
+    Raises ValueError if no layout has so many tokens, or for flags that do not go together.
     """
     flags = by_flag(flags)
     if tokens_per_step % sequence:
@@ -106,6 +106,7 @@ def search(
         if smallest:
             least[kind_of_layout] = plan
     if not found:
+        check(layout_of(1, sequence, precision=precision, **flags))  # flags that go together in no layout
         raise ValueError(
             f"no layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
             f"{tokens_per_step // sequence} sequences a step evenly; try another tokens_per_step"

@@ -73,6 +73,17 @@ def is_adapter(folder: Path) -> bool:
     return said and not any(True for pattern in ("model_state*", "model*.safetensors") for _ in folder.glob(pattern))
 
 
+def of_run(folder: Path) -> str:
+    """Return what to say of a run's folder, which holds no weights itself: its newest checkpoint; "" for others."""
+    found = {
+        int(path.name.removeprefix("checkpoint-")): path
+        for place in (folder, folder / "output")
+        for path in place.glob("checkpoint-*")
+        if path.name.removeprefix("checkpoint-").isdecimal()
+    }
+    return f"; the run's newest checkpoint is {found[max(found)]}" if found else ""
+
+
 def merge_command(adapter: str | Path, base: str | Path = commands.MODEL) -> str:
     """Return the command that merges the adapter in a folder. base: the model's folder."""
     return convert_command(base, "--lora_path", adapter)

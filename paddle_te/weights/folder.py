@@ -22,7 +22,7 @@ from paddle_te.configs.spec import spec_of
 from paddle_te.weights import mxfp4, pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
-from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
+from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command, of_run
 from paddle_te.weights.dims import Dims
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.float8 import BlockScaledRef, with_scales
@@ -230,7 +230,9 @@ def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
         )
     if not matches:
         torch = " (pytorch_model*.bin is not read: save the model as safetensors)" * any(folder.glob("pytorch_model*"))
-        raise CheckpointError(f"{folder}: no model_state*.pdparams and no model*.safetensors in it{torch}")
+        raise CheckpointError(
+            f"{folder}: no model_state*.pdparams and no model*.safetensors in it{torch}{of_run(folder)}"
+        )
     suffixes = {match["suffix"] for _, match in matches}
     if len(suffixes) > 1:
         raise CheckpointError(f"{folder}: holds both .pdparams and .safetensors weights: move one of them away")

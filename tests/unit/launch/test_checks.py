@@ -15,3 +15,12 @@ def test_an_adapter_is_no_model(tmp_path, files):
         check_weights("model_name", str(tmp_path))
     with pytest.raises(LaunchError, match=said + "merge it first"):  # pretraining has no --lora_path
         check_weights("init_weight", str(tmp_path))
+
+
+@pytest.mark.parametrize("place", ["", "output"])
+def test_a_run_is_no_model(tmp_path, place):
+    """The remedy is its newest checkpoint, by number."""
+    for name in ("checkpoint-20", "checkpoint-100", "checkpoint-x"):
+        (tmp_path / place / name).mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"model_state.*; the run's newest checkpoint is .*checkpoint-100$"):
+        check_weights("init_weight", str(tmp_path))

@@ -128,6 +128,11 @@ def test_a_family_without_a_pipeline():
     assert layouts and all(layout.pp == 1 for layout in layouts)
 
 
+def test_flags_that_go_together_in_no_layout_are_named():
+    with pytest.raises(ValueError, match="--optim muon with --optim_moments int8"):
+        search(*EIGHT_B_ON_2, optim="muon", optim_moments="int8")
+
+
 @pytest.mark.parametrize("tokens, message", [(5000, "no multiple of the sequence"), (4096, "no layout of 7 GPUs")])
 def test_tokens_that_cannot_be(tokens, message):
     with pytest.raises(ValueError, match=message):

@@ -358,6 +358,10 @@ DAMAGES = {
         "model_state-00003-of-00002.pdparams: not in model_state.pdparams.index.json",
     ),
     "no weights": (lambda f, m: [p.unlink() for p in f.glob("*.pdparams")], "no model_state"),
+    "a run": (
+        lambda f, m: [(f / "checkpoint-2").mkdir(), *(p.unlink() for p in f.glob("*.pdparams"))],
+        "the run's newest checkpoint is .*checkpoint-2$",
+    ),
     "two formats": (
         lambda f, m: save_single(f, m.native, "float32", ".safetensors"),
         "both .pdparams and .safetensors",
