@@ -58,7 +58,7 @@ def family_of(folder: Folder) -> Family | None:
     if name is None or not folder.has_tokenizer:
         raise TokenizerError(
             f"{folder.path}: holds no tokenizer that can be read: it needs tokenizer.json, tokenizer.model, or "
-            f"vocab.json and merges.txt with a tokenizer_config.json that names the class"
+            "vocab.json and merges.txt with a tokenizer_config.json that names its class; give the tokenizer's folder"
         )
     family = FAMILIES.get(name)
     if family is None:

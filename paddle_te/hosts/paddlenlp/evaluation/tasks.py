@@ -190,6 +190,11 @@ def _answers_of(sample: Sample) -> Iterator[Request]:
 def open_corpus(prefix: str | Path) -> NDArray[Any]:
     """Return the token ids of a .bin/.idx pair, its documents one after another. Raise CorpusError."""
     prefix = str(prefix).removesuffix(".bin").removesuffix(".idx")
+    if not (Path(f"{prefix}.bin").exists() or Path(f"{prefix}.idx").exists()):
+        raise corpus.CorpusError(
+            f"--perplexity {prefix}: there is no such file, and no {prefix}.bin; give JSON lines, or the prefix of a "
+            "pair that paddle-te prepare-data made"
+        )
     corpus.check_files(prefix)
     return corpus.tokens(prefix, corpus.read_index(prefix))
 

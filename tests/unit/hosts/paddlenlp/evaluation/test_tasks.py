@@ -136,6 +136,8 @@ def test_perplexity_of_a_corpus(model, tmp_path, seed):
     for name in ("c", "c.bin"):
         got = tasks.perplexity_of_corpus(scorer(model), tasks.open_corpus(tmp_path / name))
         assert got["tokens"] == 82 and got["loss"] == pytest.approx(-each.mean(), rel=1e-5)
+    with pytest.raises(ValueError, match="there is no such file, and no .*none.bin; give JSON lines"):
+        tasks.open_corpus(tmp_path / "none")
     first = tasks.perplexity_of_corpus(scorer(model), tasks.open_corpus(tmp_path / "c"), limit=1)
     assert first["tokens"] == 32 and first["loss"] == pytest.approx(-each[:32].mean(), rel=1e-5)
 
