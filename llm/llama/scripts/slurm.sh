@@ -18,6 +18,9 @@ check_layout() {
   GPUS_PER_NODE=${1:-${GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-8}}}
   [[ $GPUS_PER_NODE =~ ^[1-9][0-9]*$ ]] || fail "GPUS_PER_NODE: '$GPUS_PER_NODE' must be a whole number of at least 1"
   local name others
+  for name in TP PP VP GA FSDP; do # the launcher's words, in which it says what to change
+    [ -z "${!name:-}" ] || fail "$name: here it is ${name}_SIZE"
+  done
   for name in TP_SIZE PP_SIZE FSDP_SIZE; do
     if [ "$name" = FSDP_SIZE ]; then others='auto or all'; else others=auto; fi
     [[ ${!name} =~ ^([1-9][0-9]*|auto)$ || $name-${!name} == FSDP_SIZE-all ]] ||

@@ -104,6 +104,10 @@ def test_an_experiment_whose_layout_is_left_to_the_launcher(slurm):
     assert status != 0 and "error: auto: the planner knows" in text, text
 
 
+def test_the_launchers_words_for_a_layout_are_not_passed_over(slurm):
+    assert slurm("llama_multi_node.sub", "-N1", MOCK_DATA="1", TP="4") == (1, "error: TP: here it is TP_SIZE\n")
+
+
 def test_outside_of_a_job():
     for script in ("llama_multi_node.sub", "llama_finetune.sub"):
         done = subprocess.run(["bash", SCRIPTS / script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
