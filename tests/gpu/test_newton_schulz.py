@@ -24,7 +24,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_the_polynomial(way, seed, monkeypatch):
+def test_it_is_the_polynomial(gpu, way, seed, monkeypatch):
     shape, height = WAYS[way]
     if way.startswith("grouped") and not grouped_gemms.has_grouped_gemms(runtime.current()):
         pytest.skip("the loaded cuBLAS has no grouped GEMMs for this GPU")
