@@ -42,7 +42,7 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
             raise LaunchError(f"unknown argument {word}: {remedy}; --help lists them all")
         elif equals:
             options.append(word)
-        elif (value := next(rest, None)) is None or value.startswith("--") and name != "--EXTRA_ARGS":
+        elif run_files.lacks_value(name, value := next(rest, None)):
             raise LaunchError(f"{name}: its value is missing; write {name}=VALUE or {name} VALUE")
         else:
             options.append(f"{name}={value}")

@@ -109,6 +109,11 @@ def _read(name: str) -> dict[str, Any]:
     return values
 
 
+def lacks_value(name: str, following: str | None) -> bool:
+    """Return whether no value follows --NAME: nothing, or the next argument. The value of EXTRA_ARGS is flags."""
+    return following is None or (following.startswith("--") and name != "--EXTRA_ARGS")
+
+
 def _pairs(words: list[str]) -> dict[str, Any]:
     """--name value and --name=value."""
     values, words = {}, list(words)
@@ -117,7 +122,7 @@ def _pairs(words: list[str]) -> dict[str, Any]:
         if not name.startswith("--"):
             raise LaunchError(f"{name}: after a run file, arguments are written as --NAME VALUE")
         if not equals:
-            if not words or words[0].startswith("--") and name != "--EXTRA_ARGS":
+            if lacks_value(name, words[0] if words else None):
                 raise LaunchError(f"{name}: its value is missing; write --NAME VALUE")
             value = words.pop(0)
         values[name[2:]] = value
