@@ -47,9 +47,10 @@ def newton_schulz_flops(rows: int, columns: int) -> float:
 @cache
 def matrices_of(model: Model) -> Matrices:
     """Return the Matrices of a model that was made of a configuration."""
-    from paddle_te.weights.dims import Dims  # NumPy, which the launcher waits for only with Muon
-    from paddle_te.weights.layout import MATRICES  # NumPy, which the launcher waits for only with Muon
-    from paddle_te.weights.layouts import te_layout  # NumPy, which the launcher waits for only with Muon
+    # here, as they import NumPy, for which the launcher waits only with Muon
+    from paddle_te.weights.dims import Dims
+    from paddle_te.weights.layout import MATRICES
+    from paddle_te.weights.layouts import te_layout
 
     assert model.spec is not None
     layout, dims = te_layout(family=model.spec.family), Dims(model.spec)

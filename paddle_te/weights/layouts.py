@@ -220,7 +220,7 @@ def native_layout(
 def hf_layout(tied: bool = False, family: Family = LLAMA) -> Layout:
     """Return Hugging Face's layout of a Family. tied: without lm_head, which is the embedding.
 
-    Of a family that is not in transformers no checkpoint has it; its parts are what the family's layers have.
+    A family that is not in transformers has no such checkpoints. The layout's parts are then those of its layers.
     """
     names, base = HF[family.names], HF[family.names].base or ""
     layer = _layer(family, names, "qkv" in names.layer, "gate_up" in names.layer)

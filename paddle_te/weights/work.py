@@ -141,8 +141,8 @@ def _trainer_files_for_formers(checkpoint: Checkpoint) -> list[str]:
 def _run_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the step and data of a run, which stay true in another layout, as the manifest of a Checkpoint has them.
 
-    None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest:
-    the output gets a manifest of its own, which would vouch for the damage.
+    None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest.
+    The output's own manifest would hide the damage.
     """
     if manifest.COMPLETE_MARK not in checkpoint.left_out:
         return None

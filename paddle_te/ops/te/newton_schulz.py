@@ -192,8 +192,8 @@ class _Symmetric(_Singly):
         return self._transposed(x) if self._tall else x
 
     def end(self, x: Tensor) -> Tensor:
-        """Return the matrices as they were given."""
-        return self._transposed(x) if self._tall else x
+        """Return the matrices as they were given: transposing again undoes `begin`."""
+        return self.begin(x)
 
     def gram(self, x: Tensor) -> _Square:
         """Return X·Xᵀ."""
