@@ -1,19 +1,12 @@
 """GPU tests run on Paddle's GPU device: paddlepaddle-gpu's `gpu`, or nvgpu's `nvgpu` (CUSTOM_DEVICE_ROOT)."""
 
 import ctypes
-import os
 
 import pytest
 
 from paddle_te.native import library
+from tests.gpu.device import gpu_device
 from tools.status import of_cards
-
-
-def paddle_device():
-    from paddle_te.env import training_device
-
-    kind = training_device()
-    return None if kind == "cpu" else f"{kind}:0"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,9 +33,7 @@ def gpu(seed):
     """Paddle on the GPU for one test; its name."""
     import paddle
 
-    name = paddle_device()
-    if name is None:
-        pytest.skip(f"this Paddle has no GPU device (CUSTOM_DEVICE_ROOT={os.environ.get('CUSTOM_DEVICE_ROOT')})")
+    name = f"{gpu_device()}:0"
     paddle.set_device(name)
     paddle.seed(seed)  # the device has a generator of its own
     yield name

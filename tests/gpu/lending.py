@@ -5,22 +5,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import paddle
-import pytest
-
 from paddle_te.native import library
 
 JOBS_PER_GPU = int(os.environ.get("PADDLE_TE_JOBS_PER_GPU", 2))
 TIMEOUT = 400  # seconds for one job, before pytest's own
-
-
-def device() -> str:
-    return "gpu" if paddle.is_compiled_with_cuda() else "nvgpu"
-
-
-def skip_without_device() -> None:
-    if device() not in ("gpu", *paddle.device.get_all_custom_device_type()):
-        pytest.skip(f"this Paddle has no GPU device (CUSTOM_DEVICE_ROOT={os.environ.get('CUSTOM_DEVICE_ROOT')})")
 
 
 class Gpus:

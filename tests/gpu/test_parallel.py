@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.lending import TIMEOUT, Gpus, device, skip_without_device
+from tests.gpu.device import gpu_device
+from tests.gpu.lending import TIMEOUT, Gpus
 from tests.multiprocess.distributed import jobs
 
 NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_bf16_fused", "te_bf16_half"]
@@ -39,7 +40,7 @@ class Job:
         with gpus.lend(self.processes, port) as environment:
             start = time.time()
             try:
-                jobs.launch(folder, self.processes, self.flags, variants, device(), environment, TIMEOUT)
+                jobs.launch(folder, self.processes, self.flags, variants, gpu_device(), environment, TIMEOUT)
             except RuntimeError as error:
                 self.error = str(error)
             self.seconds = time.time() - start
@@ -49,7 +50,7 @@ class Job:
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
     """{layout: Job} of the selected layouts that fit on this machine's GPUs, and {"one": Job} of one process."""
-    skip_without_device()
+    gpu_device()  # or all is skipped
     gpus = Gpus()
     chosen = (item.callspec.params["layout"] for item in request.session.items if item.path == Path(__file__))
     places = [name for name in dict.fromkeys(chosen) if jobs.LAYOUTS[name][0] <= len(gpus.load)]

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.gpu.lending import TIMEOUT, Gpus, device, skip_without_device
+from tests.gpu.device import gpu_device
+from tests.gpu.lending import TIMEOUT, Gpus
 from tests.gpu.test_parallel import LOSS_TOLERANCE, WEIGHT_TOLERANCE
 from tests.multiprocess.distributed import jobs, test_preferences, test_resharded
 from tests.multiprocess.distributed.test_experts_trained import EP, MODEL
@@ -51,13 +52,13 @@ class Starter(NamedTuple):
 
 def train(processes, environment, folder, flags, variants):
     """{variant: Run}."""
-    return jobs.launch(folder, processes, flags, variants, device(), environment, TIMEOUT)
+    return jobs.launch(folder, processes, flags, variants, gpu_device(), environment, TIMEOUT)
 
 
 def tune(processes, environment, place, output, learned):  # noqa: F811
     """(log, weights)."""
     script, flags = test_preferences.LEARNED[learned]
-    flags = flags | TUNING | dict(device=device()) | (SHARDING1 if processes > 1 else {})
+    flags = flags | TUNING | dict(device=gpu_device()) | (SHARDING1 if processes > 1 else {})
     return test_preferences.run(place, output, script, processes, environment, **flags)
 
 
@@ -69,7 +70,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(folder, place):  # noqa: F811
     """{name: Future} of all trainings."""
-    skip_without_device()
+    gpu_device()  # or all is skipped
     gpus = Gpus()
     if len(gpus.load) < 2:
         pytest.skip("needs 2 GPUs")
