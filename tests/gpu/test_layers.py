@@ -4,34 +4,10 @@ import paddle
 import pytest
 
 from paddle_te import fp8
-from paddle_te.layers import (
-    Linear,
-)
+from paddle_te.layers import Linear
 from paddle_te.ops.te.counting import count_entry_points
-from tests import kernel_cases
-from tests.layer_cases import (
-    ATTENTION,
-    BLOCKS,
-    FFN,
-    FIRST_STEP,
-    HIDDEN,
-    KINDS,
-    RECIPES,
-    STORED,
-    WITHOUT_HEADS,
-    bf16_bounds,
-    case,
-    check_amaxes_of_micro_batches,
-    check_first_step,
-    check_fp8,
-    check_main_gradients,
-    check_rotation_cast,
-    check_softmax_scale,
-    check_stored_weights,
-    make,
-    run,
-    te,
-)
+from tests import kernel_cases, layer_cases
+from tests.layer_cases import ATTENTION, BLOCKS, KINDS, RECIPES, WITHOUT_HEADS, case, make, run, te
 from tests.mlp_chunk_cases import CHUNK, GPT, LLAMA, check, train
 from tests.mlp_chunk_cases import RECIPES as MLP_RECIPES
 from tests.te_weights import relative
@@ -50,7 +26,7 @@ def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
     plain = run(plain_layer, values, inputs, grads, "bfloat16")
     got = run(te(kind, heads, kv_heads), values, inputs, grads, "bfloat16")
     assert got.keys() == truth.keys()
-    most, times = bf16_bounds(kind)
+    most, times = layer_cases.bf16_bounds(kind)
     for name, want in truth.items():
         error, bound = relative(got[name], want), relative(plain[name], want)
         assert error < most and error <= times * bound + 1e-4, (name, error, bound)
@@ -92,13 +68,13 @@ def test_the_mlp_in_chunks_of_tokens(gpu, poisoned, seed, options, micro_batches
 def test_softmax_scale(gpu, poisoned, seed):
     """Yarn's attention factor is in it."""
     paddle.set_device(gpu)
-    check_softmax_scale("transformer_engine", "bfloat16")
+    layer_cases.check_softmax_scale("transformer_engine", "bfloat16")
 
 
-@pytest.mark.parametrize("kind, recipe", STORED)
+@pytest.mark.parametrize("kind, recipe", layer_cases.STORED)
 def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
     """Not of whole layers, as attention's backward on the GPU adds in no fixed order."""
-    check_stored_weights(gpu, kind, "transformer_engine", "bfloat16", recipe)
+    layer_cases.check_stored_weights(gpu, kind, "transformer_engine", "bfloat16", recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -129,7 +105,7 @@ def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
     ("latent_direct", 4, 4, 2, 64),
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
-    check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
+    layer_cases.check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
 
 
 @pytest.mark.parametrize("options", kernel_cases.OPTIONS)
@@ -148,9 +124,9 @@ def test_our_kernels_have_the_bits_of_te_s_functions_in_a_layer(gpu, poisoned, s
     kernel_cases.check_the_librarys_bits(seed, monkeypatch, recipe, options, kernel_cases.transformer)
 
 
-@pytest.mark.parametrize("kind", FIRST_STEP)
+@pytest.mark.parametrize("kind", layer_cases.FIRST_STEP)
 def test_the_first_step_of_delayed_scaling(gpu, poisoned, seed, kind):
-    check_first_step(gpu, kind, seed)
+    layer_cases.check_first_step(gpu, kind, seed)
 
 
 @pytest.mark.parametrize("recipe", BLOCKS)
@@ -159,7 +135,7 @@ def test_the_first_step_of_delayed_scaling(gpu, poisoned, seed, kind):
     ("transformer", 4), ("qkv_bias", 2), ("gpt", 2), ("latent", 4),
 ])  # fmt: skip
 def test_block_scaling(gpu, poisoned, seed, kind, kv_heads, recipe):
-    check_fp8(gpu, kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])
+    layer_cases.check_fp8(gpu, kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])
 
 
 @pytest.mark.parametrize("recipe", BLOCKS)
@@ -177,14 +153,14 @@ def test_block_scaling_rounds_as_pd_does(gpu, poisoned, seed, kind, recipe):
 
 @pytest.mark.parametrize("head_dim, sequence", [(64, 48), (96, 64), (256, 128), (128, 37)])
 def test_fp8_attention_forward_alone(gpu, poisoned, seed, head_dim, sequence):
-    check_fp8(gpu, "dot_product_attention", 2, 1, 1, sequence, seed, ATTENTION["dpa_forward"], head_dim)
+    layer_cases.check_fp8(gpu, "dot_product_attention", 2, 1, 1, sequence, seed, ATTENTION["dpa_forward"], head_dim)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("kind", ["qk_norm", "qk_norm_zero_centered", "transformer", "rotation_interleaved_of_a_part"])
 def test_rotation_and_cast_in_one_pass(gpu, poisoned, monkeypatch, seed, kind, kv_heads):
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
-    check_rotation_cast(gpu, monkeypatch, kind, kv_heads, seed)
+    layer_cases.check_rotation_cast(gpu, monkeypatch, kind, kv_heads, seed)
 
 
 @pytest.mark.parametrize("recipe", ATTENTION)
@@ -201,12 +177,12 @@ def test_rotation_and_cast_in_one_pass(gpu, poisoned, monkeypatch, seed, kind, k
     ("dot_product_attention", 2, 1, 2, 176),
 ])  # fmt: skip
 def test_fp8_attention(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
-    check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, ATTENTION[recipe], head_dim=128)
+    layer_cases.check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, ATTENTION[recipe], head_dim=128)
 
 
 @pytest.mark.parametrize("kind", ["dot_product_attention", "multi_head_attention", "transformer"])
 def test_fp8_attention_in_the_first_step(gpu, poisoned, seed, kind):
-    check_fp8(gpu, kind, 2, 1, 2, 256, seed, ATTENTION["dpa"], head_dim=128, steps=1)
+    layer_cases.check_fp8(gpu, kind, 2, 1, 2, 256, seed, ATTENTION["dpa"], head_dim=128, steps=1)
 
 
 def test_fp8_attention_is_really_on(gpu, seed):
@@ -224,7 +200,7 @@ def test_fp8_attention_is_really_on(gpu, seed):
 
 def test_amaxes_of_micro_batches(gpu, monkeypatch, seed):
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
-    check_amaxes_of_micro_batches(gpu, seed)
+    layer_cases.check_amaxes_of_micro_batches(gpu, seed)
 
 
 @pytest.mark.parametrize("recipe", ATTENTION)
@@ -274,7 +250,7 @@ def test_a_side_stream_gives_the_same_bits(gpu, monkeypatch, seed, recipe):
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_main_gradients_accumulate_inside_the_gemms(gpu, seed, recipe):
-    check_main_gradients(gpu, case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
+    layer_cases.check_main_gradients(gpu, case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear_in_out"])
@@ -297,8 +273,8 @@ def test_cached_weights_serve_later_micro_batches(gpu, seed, kind):
 
 @pytest.mark.parametrize("tokens, recipe, message", [(37, "current", "tokens 37"), (37, None, None)])
 def test_sizes_that_fp8_cannot_have_are_refused(gpu, tokens, recipe, message):
-    layer = Linear(HIDDEN, FFN, params_dtype="bfloat16")
-    x = paddle.ones([1, tokens, HIDDEN]).astype("bfloat16")
+    layer = Linear(layer_cases.HIDDEN, layer_cases.FFN, params_dtype="bfloat16")
+    x = paddle.ones([1, tokens, layer_cases.HIDDEN]).astype("bfloat16")
     with fp8.fp8_autocast(recipe is not None, RECIPES.get(recipe)):
         if message is None:
             layer(x)
@@ -309,4 +285,4 @@ def test_sizes_that_fp8_cannot_have_are_refused(gpu, tokens, recipe, message):
 
 def test_dtypes_that_te_does_not_have_are_refused(gpu):
     with pytest.raises(TypeError, match="bfloat16 or float16"):
-        Linear(HIDDEN, FFN, params_dtype="float32")(paddle.ones([1, 16, HIDDEN]))
+        Linear(layer_cases.HIDDEN, layer_cases.FFN, params_dtype="float32")(paddle.ones([1, 16, layer_cases.HIDDEN]))

@@ -16,29 +16,8 @@ from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import float8_attention, program
 from paddle_te.ops.te.counting import count_entry_points
-from tests import emulated_te
-from tests.layer_cases import (
-    ATTENTION,
-    BLOCKS,
-    FIRST_STEP,
-    FROM_CURRENT,
-    KINDS,
-    RECIPES,
-    STORED,
-    WITHOUT_HEADS,
-    bf16_bounds,
-    case,
-    check_amaxes_of_micro_batches,
-    check_first_step,
-    check_fp8,
-    check_main_gradients,
-    check_rotation_cast,
-    check_softmax_scale,
-    check_stored_weights,
-    make,
-    run,
-    te,
-)
+from tests import emulated_te, layer_cases
+from tests.layer_cases import ATTENTION, BLOCKS, KINDS, RECIPES, WITHOUT_HEADS, case, make, run, te
 from tests.poison import poison_allocations
 from tests.te_weights import relative
 
@@ -57,18 +36,18 @@ def test_16_bits(seed, kind, kv_heads):
     got = run(te(kind, 4, kv_heads), values, inputs, grads, "bfloat16")
     assert got.keys() == truth.keys()
     for name, want in truth.items():
-        assert relative(got[name], want) < bf16_bounds(kind)[0], name
+        assert relative(got[name], want) < layer_cases.bf16_bounds(kind)[0], name
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("kind", ["qk_norm_zero_centered", "rotation_interleaved_of_a_part"])
 def test_rotation_and_cast_in_one_pass(seed, monkeypatch, kind, kv_heads):
-    check_rotation_cast("cpu", monkeypatch, kind, kv_heads, seed)
+    layer_cases.check_rotation_cast("cpu", monkeypatch, kind, kv_heads, seed)
 
 
 @pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
 def test_softmax_scale(seed, backend, dtype):
-    check_softmax_scale(backend, dtype)
+    layer_cases.check_softmax_scale(backend, dtype)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -78,7 +57,7 @@ def test_softmax_scale(seed, backend, dtype):
     ("latent", 4), ("latent_direct", 4),
 ])  # fmt: skip
 def test_fp8(seed, kind, kv_heads, recipe):
-    check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
+    layer_cases.check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
 
 
 @pytest.mark.parametrize("recipe", BLOCKS)
@@ -87,21 +66,21 @@ def test_fp8(seed, kind, kv_heads, recipe):
     ("transformer", 4), ("gpt", 2), ("norms_after", 4), ("latent", 4),
 ])  # fmt: skip
 def test_block_scaling(seed, kind, kv_heads, recipe):
-    check_fp8("cpu", kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])
+    layer_cases.check_fp8("cpu", kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])
 
 
 @pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
-@pytest.mark.parametrize("kind, recipe", [*STORED, ("transformer", "current")])
+@pytest.mark.parametrize("kind, recipe", [*layer_cases.STORED, ("transformer", "current")])
 def test_weights_in_fp8_only(seed, kind, recipe, backend, dtype):
-    check_stored_weights("cpu", kind, backend, dtype, recipe)
+    layer_cases.check_stored_weights("cpu", kind, backend, dtype, recipe)
 
 
-@pytest.mark.parametrize("kind", FIRST_STEP)
+@pytest.mark.parametrize("kind", layer_cases.FIRST_STEP)
 def test_the_first_step_of_delayed_scaling(seed, kind):
-    check_first_step("cpu", kind, seed)
+    layer_cases.check_first_step("cpu", kind, seed)
 
 
-@pytest.mark.parametrize("recipe", [FROM_CURRENT, ATTENTION["dpa"]], ids=["gemms", "attention"])
+@pytest.mark.parametrize("recipe", [layer_cases.FROM_CURRENT, ATTENTION["dpa"]], ids=["gemms", "attention"])
 def test_the_first_steps_programs_are_recorded_once(recipe):
     """In the first step's micro-batches, one that quantizes the weights and later ones; and so once more in the second
     step, for all layers and the steps to come."""
@@ -127,12 +106,12 @@ def test_the_first_steps_programs_are_recorded_once(recipe):
     "kind, kv_heads", [("dot_product_attention", 2), ("multi_head_attention", 2), ("unrotated", 2), ("transformer", 1)]
 )
 def test_fp8_attention(seed, kind, kv_heads, recipe):
-    check_fp8("cpu", kind, 2, kv_heads, 2, 48, seed, ATTENTION[recipe], head_dim=128)
+    layer_cases.check_fp8("cpu", kind, 2, kv_heads, 2, 48, seed, ATTENTION[recipe], head_dim=128)
 
 
 @pytest.mark.parametrize("kind", ["dot_product_attention", "multi_head_attention", "transformer"])
 def test_fp8_attention_in_the_first_step(seed, kind):
-    check_fp8("cpu", kind, 2, 1, 2, 48, seed, ATTENTION["dpa"], head_dim=128, steps=1)
+    layer_cases.check_fp8("cpu", kind, 2, 1, 2, 48, seed, ATTENTION["dpa"], head_dim=128, steps=1)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -150,7 +129,7 @@ def test_fp8_attention_rounds_what_the_emulation_rounds(seed, steps):
 
 
 def test_amaxes_of_micro_batches(seed):
-    check_amaxes_of_micro_batches("cpu", seed)
+    layer_cases.check_amaxes_of_micro_batches("cpu", seed)
 
 
 @pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
@@ -229,7 +208,7 @@ def test_gpus_and_heads_that_have_fp8_attention(monkeypatch, capability, head_di
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_main_gradients_accumulate_inside_the_gemms(seed, recipe):
-    check_main_gradients("cpu", case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
+    layer_cases.check_main_gradients("cpu", case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])
