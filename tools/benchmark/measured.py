@@ -201,6 +201,7 @@ def of_run(run):
         dims["sequence"],
         tp=run["tp"],
         pp=run.get("pp", 1),
+        vp=run.get("vp", 1),
         sep=run.get("sep", 1),
         cp=run.get("cp", 1),
         ep=run.get("ep", 1),

@@ -1,7 +1,7 @@
 """Compares the planner with what throughput.py measured, and predicts Llama-3 8B and 70B on 8 to 512 H200s.
 
     python tools/benchmark/scaling_model.py [--throughput FILE ...] [--output FILE.md]
-    python tools/benchmark/scaling_model.py --predict RUN ... [--output FILE.md]
+    python tools/benchmark/scaling_model.py --predict RUN ... [--gpu h100] [--output FILE.md]
 
 The second form writes what the planner computes for runs of throughput.py, before they are measured.
 
@@ -39,9 +39,9 @@ PREDICTABLE = OUR_RUNS | FINETUNING_RUNS
 NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512)
 
 
-def predicted(model, layout):
-    """The Plan of a Job on H200s."""
-    return Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, H200))
+def predicted(model, layout, gpu=H200):
+    """The Plan of a Job on such GPUs."""
+    return Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, gpu))
 
 
 def numbers_table():
@@ -68,11 +68,11 @@ def _compared(said, found, unit):
     return [f"{said / unit:.1f}", *((f"{found / unit:.1f}", f"{said / found - 1:+.1%}") if found else ("", ""))]
 
 
-def runs_table(names):
+def runs_table(names, gpu):
     """Predicted time and memory of runs of throughput.py, by name."""
     lines = ["| run | ms | tokens/s per GPU | GB | by part |", "|---" * 5 + "|"]
     for name in names:
-        plan = predicted(*measured.of_run(PREDICTABLE[name].described))
+        plan = predicted(*measured.of_run(PREDICTABLE[name].described), gpu)
         parts = ((part.name.replace("_", " "), getattr(plan.memory, part.name) / 1e9) for part in fields(plan.memory))
         bill = ", ".join(f"{part} {size:.1f}" for part, size in parts if size >= 0.05)
         cells = [name, f"{plan.milliseconds:.1f}", f"{plan.tokens_per_second:,.0f}", f"{plan.memory.total / 1e9:.1f}"]
@@ -118,13 +118,16 @@ def main(argv=None):
     parser.add_argument(
         "--predict", nargs="+", choices=PREDICTABLE, metavar="RUN", help="these runs of throughput.py alone"
     )
+    parser.add_argument("--gpu", choices=GPUS, default="h200", help="that these train on; default: %(default)s")
     parser.add_argument("--output", type=file_argument, help="Markdown file (default: print alone)")
     arguments = parser.parse_args(argv)
     files = arguments.throughput
     if missing := [str(path) for path in files or () if not path.is_file()]:
         parser.error(f"there is no file {', '.join(missing)}; --throughput names others")
     if arguments.predict:
-        text = "\n".join(["# Runs of throughput.py: predicted", "", *runs_table(arguments.predict)])
+        gpu = GPUS[arguments.gpu]
+        title = f"# Runs of throughput.py on {gpu.title}s: predicted"
+        text = "\n".join([title, "", *runs_table(arguments.predict, gpu)])
     elif files is None:
         text = markdown(measured.all_points(), "all of benchmarks/")
     else:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te.launch.machines import visible_devices  # noqa: E402
-from paddle_te.launch.overlap import OVERLAPS  # noqa: E402
+from paddle_te.launch.overlap import LOGGING_STEPS, OVERLAP_IN_PIPELINES, OVERLAPS, PIPELINE_OVERLAP  # noqa: E402
 from tools.benchmark import finetuning, preferences, report, step, timeline  # noqa: E402
 from tools.benchmark.formers import FormersRun  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
@@ -63,10 +63,12 @@ MODELS = {  # of runs.toml
 DATA = tomllib.loads(Path(__file__).with_name("runs.toml").read_text())
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
+# Stage 1 between pipelines has words of its own.
+OVERLAPPING = {f"OVERLAP_{stage}": shlex.quote(OVERLAPS[f"stage{stage}"]) for stage in (1, 2)}
+OVERLAPPING |= {"OVERLAP_PP": f"{OVERLAP_IN_PIPELINES} --pipeline_parallel_config {PIPELINE_OVERLAP}"}
 WORDS = DATA["flags"] | {
-    f"OVERLAP_{stage}": f"{DATA['flags']['MAIN_GRADS']} --logging_steps 2 "
-    f"--sharding_parallel_config {shlex.quote(OVERLAPS[f'stage{stage}'])}"
-    for stage in (1, 2)
+    name: f"{DATA['flags']['MAIN_GRADS']} --logging_steps {LOGGING_STEPS} --sharding_parallel_config {config}"
+    for name, config in OVERLAPPING.items()
 }
 
 

@@ -132,14 +132,15 @@ class Training:
 class Run(Training):
     """llm/llama/run_pretrain.py, started by its launcher.
 
-    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel. ep: how many ranks of sharding
-    divide the experts.
+    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel. vp: virtual stages of a rank of pp.
+    ep: how many ranks of sharding divide the experts.
     """
 
     sharding: int = 1
     stage: str = "stage1"
     tp: int = 1
     pp: int = 1
+    vp: int = 1
     sep: int = 1
     cp: int = 1
     ep: int = 1
@@ -156,8 +157,8 @@ class Run(Training):
 
     @property
     def layout(self):
-        parts = {"tp": self.tp, "pp": self.pp, "sep": self.sep, "cp": self.cp, self.stage + " over ": self.sharding}
-        parts |= {"ep": self.ep, "dp": self.data_ranks // self.sharding}
+        parts = {"tp": self.tp, "pp": self.pp, "vp": self.vp, "sep": self.sep, "cp": self.cp}
+        parts |= {f"{self.stage} over ": self.sharding, "ep": self.ep, "dp": self.data_ranks // self.sharding}
         words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
         return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
 
@@ -199,7 +200,8 @@ class Run(Training):
             "EXTRA_ARGS": self.all_flags,
         }
         # those that fine-tuning does not have
-        wanted |= {name: degree for name, degree in {"PP": self.pp, "EP": self.ep}.items() if degree > 1}
+        others = {"PP": self.pp, "VP": self.vp, "EP": self.ep}
+        wanted |= {name: degree for name, degree in others.items() if degree > 1}
         if profiled:
             wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
         return [f"--{name}={value}" for name, value in (self.inputs(conditions) | wanted).items()]

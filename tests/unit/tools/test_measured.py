@@ -123,6 +123,13 @@ def test_ranks_that_divide_experts_are_read():
     assert layout.ep == 2 and (model.topk, model.outputs, model.sparse) == (2, 8, 1)
 
 
+def test_pipelines_are_read():
+    runs = [measured.OUR_RUNS[f"8b-x4-accumulated-{name}"] for name in ("pp4-vp2", "pp2-stage1")]
+    virtual, overlapping = (measured.of_run(run.described)[1] for run in runs)
+    assert (virtual.pp, virtual.vp, virtual.overlaps) == (4, 2, False)
+    assert (overlapping.pp, overlapping.vp, overlapping.sharding_ranks, overlapping.overlaps) == (2, 1, 2, True)
+
+
 def test_preference_tuning_is_read():
     """As many tokens as its rows have, in documents of a question and an answer; an adapter, and a loss in chunks."""
     run = measured.preferences.Preferences(measured.OUR_RUNS["8b-x2-stage2"].size, flags="--lora_rank 32")

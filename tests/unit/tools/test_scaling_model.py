@@ -18,6 +18,18 @@ def test_runs_are_predicted(capsys):
     assert ms * speed == pytest.approx(16 * 4096 * 1e3, rel=1e-3)
 
 
+def test_runs_are_predicted_on_the_named_gpu(capsys):
+    """H100s are slower, and have as many bytes to hold."""
+
+    def row(*options):
+        assert scaling_model.main(["--predict", "8b-x4-accumulated-pp4-vp2", *options]) == 0
+        title, *_, last = capsys.readouterr().out.splitlines()
+        return title.split()[-2], *(float(text.replace(",", "")) for text in last.split(" | ")[1:4])
+
+    (h200, ms, speed, size), (h100, slower, less, same) = row(), row("--gpu", "h100")
+    assert (h200, h100) == ("H200s:", "H100s:") and slower > 1.02 * ms and less < speed / 1.02 and size == same
+
+
 def test_a_missing_input_is_named(capsys, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         scaling_model.main(["--throughput", str(tmp_path / "throughput.json")])

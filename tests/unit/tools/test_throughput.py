@@ -67,6 +67,13 @@ def test_tokens_are_those_of_the_data_ranks():
     assert throughput.RUNS["7b-x4"].global_size.tokens == 4 * 2 * 4096
 
 
+def test_layouts_of_one_model_have_the_same_tokens_a_step():
+    runs = {name: run for name, run in throughput.OUR_RUNS.items() if name.startswith("8b-x4-accumulated")}
+    assert len(runs) > 9 and {run.global_size.tokens for run in runs.values()} == {64 * 8192}
+    assert runs["8b-x4-accumulated-pp4-vp2"].layout == "pp4 × vp2"
+    assert runs["8b-x4-accumulated-pp2-stage1"].layout == "pp2 × stage1 over 2"
+
+
 def test_all_runs_are_possible(tmp_path, monkeypatch):
     """The launcher takes each one's arguments, and run_pretrain's flags come through."""
     from paddle_te.launch import dpo, finetune, kto, pretrain
@@ -74,6 +81,7 @@ def test_all_runs_are_possible(tmp_path, monkeypatch):
 
     jobs = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo, "kto": kto}
     monkeypatch.setattr(throughput.finetuning.Finetuning, "_write_weights", lambda self, path: path.touch())  # 13 GB
+    monkeypatch.setattr(throughput.finetuning, "SAMPLES", 40)
     for name, run in (throughput.OUR_RUNS | throughput.FINETUNING_RUNS | throughput.PREFERENCE_RUNS).items():
         devices = [str(number) for number in range(run.gpus)]
         wanted = throughput.Conditions(tmp_path / name, devices, steps=12, warmup=4, timeout=60)
