@@ -149,8 +149,8 @@ def _reason(plans: list[Plan], gpu: Gpu, tokens: int) -> str:
     others = [plan for plan in plans if shape(plan.layout) != shape(layout)][:1]
     return (
         f"{shape(layout)} is the fastest that fits {layout.world} x {gpu.title} with {tokens:,} tokens a step, by the "
-        f"planner {best.tokens_per_second:,.0f} tokens/s and {best.memory.total / 1e9:.0f} of {gpu.memory:.0f} GB on "
-        "each"
+        f"planner {best.tokens_per_second:,.0f} tokens/s per GPU and {best.memory.total / 1e9:.0f} of its "
+        f"{gpu.memory:.0f} GB"
         + "".join(f"; next is {shape(each.layout)} with {each.tokens_per_second:,.0f}" for each in others)
         + "".join(f"; {what}" for what in costs(layout))
     )

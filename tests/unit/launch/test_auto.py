@@ -1,6 +1,7 @@
 """`auto`: the planner chooses the layout for the GPUs that the launcher finds."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -44,6 +45,7 @@ def test_one_auto_leaves_all_that_is_not_given_to_the_planner(capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("auto: batch_size_per_device=1 FSDP=8 TP=1 ")
     assert "fastest that fits 8 x H200 with 1,048,576 tokens a step" in line and "; next is stage" in line
+    assert re.search(r"by the planner 1\d,\d{3} tokens/s per GPU and \d+ of its \d+ GB; next", line)
 
 
 def test_what_is_given_stays():
