@@ -20,8 +20,8 @@ _PRETRAINS, _PREFERS = (PretrainModel, PretrainData), (PreferenceData, PairPrefe
 _WITHOUT = {
     PRETRAIN: (FinetuneModel, FinetuneData, *_PREFERS),
     FINETUNE: (*_PRETRAINS, *_PREFERS),
-    DPO: (*_PRETRAINS, SinglePreference),
-    KTO: (*_PRETRAINS, PairPreference),
+    DPO: (*_PRETRAINS, FinetuneData, SinglePreference),
+    KTO: (*_PRETRAINS, FinetuneData, PairPreference),
 }
 
 

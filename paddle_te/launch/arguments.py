@@ -12,7 +12,8 @@ from typing import NoReturn
 from paddle_te.host import HOSTS
 from paddle_te.launch import JobModule, run_files
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options.launcher import AUTO, COMBINED, FALLBACKS, VARIABLES
+from paddle_te.launch.names import arguments_of, name_of, remedy, script_of
+from paddle_te.options.launcher import AUTO, FALLBACKS
 from paddle_te.options.removed import check_removed
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of installed packages
@@ -29,7 +30,7 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
     """
     options, positional, rest = [], [], iter(words)
     names = [option.name for option in job.ARGUMENTS]
-    known = {f"--{option.name}" for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES)} | {"--training_script"}
+    known = {f"--{option.name}" for option in arguments_of(job)} | {"--training_script"}
     for word in rest:
         name, equals, _ = word.partition("=")
         if word in ("-h", "--help"):
@@ -37,9 +38,8 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
         elif not word.startswith("--"):
             positional.append(word)
         elif name not in known:
-            here = name_here(job, name[2:])
-            remedy = f"here it is --{here}" if here else f"EXTRA_ARGS takes {script_of(job)}'s flags"
-            raise LaunchError(f"unknown argument {word}: {remedy}; --help lists them all")
+            what_to_do = remedy(job, name[2:]) or f"EXTRA_ARGS takes {script_of(job)}'s flags"
+            raise LaunchError(f"unknown argument {word}: {what_to_do} (--help lists the arguments)")
         elif equals:
             options.append(word)
         elif run_files.lacks_value(name, value := next(rest, None)):
@@ -51,23 +51,6 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
             f"too many arguments: {len(positional)} given, at most {len(names)} (the last is {names[-1]})"
         )
     return options + [f"--{name}={value}" for name, value in zip(names, positional, strict=False) if value]
-
-
-def name_here(job: JobModule, name: str) -> str:
-    """Return the launcher's name of a script's flag, or of a name in other letters; "" where it has none."""
-    options, asked = (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES), name.replace("-", "_")
-    names = [each.name for each in options if asked == each.flag or asked.lower() == each.name.lower()]
-    return next(iter(names + [argument for argument, flags in COMBINED.items() if asked in flags]), "")
-
-
-def name_of(job: JobModule) -> str:
-    """Return pretrain, finetune, dpo or kto."""
-    return job.__name__.rpartition(".")[2]
-
-
-def script_of(job: JobModule) -> str:
-    """Return the name of the file that each process runs, with PaddleNLP."""
-    return f"run_{name_of(job)}.py"
 
 
 def _from(environ: Mapping[str, str], name: str) -> str:
@@ -100,7 +83,7 @@ def make_parser(job: JobModule, environ: Mapping[str, str]) -> argparse.Argument
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES):
+    for option in arguments_of(job):
         value = None if option in job.ARGUMENTS else _from(environ, option.name)
         # argparse reads defaults that are text, so an environment variable is checked like an argument
         parser.add_argument(

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te.configs.spec import spec_of
+from paddle_te.host import PADDLENLP
 from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.names import paddlenlps_flags, remedy, script_flags, script_of
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import SPLIT, VARIABLES
 from paddle_te.options.removed import check_removed
@@ -68,6 +70,28 @@ def check_asked(job: JobModule, args: argparse.Namespace, device: str, world: in
 def _job_of(args: argparse.Namespace, flags: Mapping[str, object], **known: Any) -> Job:
     extra_flags(args)  # whose error names EXTRA_ARGS
     return words.job_of([*words.printed(flags), *extra_words(args)], **known)
+
+
+def check_known(job: JobModule, args: argparse.Namespace) -> None:
+    """Refuse what the job's script would not take of EXTRA_ARGS, where a run file's flags stand, too.
+
+    Raises:
+        LaunchError: a value without a flag, or a flag that the script does not have. Says nothing of flags without
+            PaddleNLP, or with another host or a script of the user's own.
+    """
+    said = extra_words(args)
+    try:
+        found, others = words.read(said)
+        given = [*found, *words.pairs(others)]
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
+    if args.HOST != PADDLENLP or Path(args.training_script).name != script_of(job) or not paddlenlps_flags():
+        return
+    flags = script_flags(job)
+    wrong = next((name for name in given if not {name, name.removeprefix("no_")} & flags), None)
+    if wrong:
+        what_to_do = remedy(job, wrong)
+        raise LaunchError(f"--{wrong}: {script_of(job)} has no such flag" + (what_to_do and f"; {what_to_do}"))
 
 
 def door_of(args: argparse.Namespace) -> Door:

@@ -16,10 +16,18 @@ from paddle_te import host
 from paddle_te.job import Job
 from paddle_te.job.words import job_of, printed
 from paddle_te.launch import JobModule
-from paddle_te.launch.arguments import ROOT, left_to_planner, name_of, parse, script_of
+from paddle_te.launch.arguments import ROOT, left_to_planner, parse
 from paddle_te.launch.checks import check_here, check_output, check_start
-from paddle_te.launch.flags import check_asked, extra_flags, extra_words, planner_knows, ranks_of_a_sequence
+from paddle_te.launch.flags import (
+    check_asked,
+    check_known,
+    extra_flags,
+    extra_words,
+    planner_knows,
+    ranks_of_a_sequence,
+)
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.launch.names import name_of, script_of
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
@@ -116,6 +124,7 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
     if args.HOST == host.PADDLEFORMERS:
         paddleformers.check_arguments(job, args, devices.kind, nodes)
+    check_known(job, args)
     world = len(devices.ids) * nodes.count
     config = job.model_config(args)
     if left_to_planner(args):

@@ -19,6 +19,7 @@ from typing import Any
 from paddle_te import recipes
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError, count_gpus
+from paddle_te.launch.names import arguments_of
 from paddle_te.options import BACKENDS
 from paddle_te.options.launcher import (
     AUTO,
@@ -66,7 +67,7 @@ def as_arguments(job: JobModule, words: list[str], environ: Mapping[str, str]) -
 
 def complete(job: JobModule, args: argparse.Namespace) -> str:
     """Return the run file, as text, of a job's arguments: with it, the same run starts without any variable."""
-    options = [option for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES) if option.name not in _OF_THIS_START]
+    options = [option for option in arguments_of(job) if option.name not in _OF_THIS_START]
     values = {option.name: getattr(args, option.name) for option in options}
     values = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
     return json.dumps({name: value for name, value in values.items() if value not in (None, "")}, indent=2)
@@ -152,7 +153,7 @@ class _Translation:
 
     def __init__(self, job: JobModule, values: Mapping[str, object]) -> None:
         self.job = job
-        self.options = {option.name: option for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES)}
+        self.options = {option.name: option for option in arguments_of(job)}
         self.by_flag = {option.flag: option.name for option in self.options.values() if option.flag}
         self.arguments: dict[str, object] = {}
         self.flags: dict[str, object] = {}

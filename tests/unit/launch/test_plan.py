@@ -179,7 +179,7 @@ def test_overlap_on_paddlepaddle_gpu_with_main_gradients(capsys):
     [("--max_seq_length", "max_seqlen"), ("--tensor-parallel-degree=2", "TP"), ("--tp", "TP"), ("--bf16", "precision")],
 )
 def test_a_name_from_elsewhere_is_answered_with_the_one_here(word, here):
-    with pytest.raises(LaunchError, match=f"unknown argument {word}: here it is --{here};"):
+    with pytest.raises(LaunchError, match=f"unknown argument {word}: paddle-te pretrain has --{here} "):
         parse(pretrain, [word, "2"], {})
 
 
@@ -189,8 +189,36 @@ def test_extra_args_may_begin_with_dashes():
 
 
 def test_unknown_arguments():
-    assert "--TPP=2" in refusal(TPP=2)
-    assert "--T=2" in refusal(T=2), "no abbreviations"
+    assert "--TPP=2: did you mean paddle-te pretrain's --TP?" in refusal(TPP=2)
+    assert "unknown argument --T=2: did you mean" in refusal(T=2), "no abbreviations"
+    assert "--warmup_steps=2: give it in EXTRA_ARGS" in refusal(warmup_steps=2)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--logging_steps 3 --learning_rat 3", "--learning_rat: run_pretrain.py has no such flag; did you mean "),
+        ("--xyzzy", "--xyzzy: run_pretrain.py has no such flag"),
+        ("--tp 2", "--tp: run_pretrain.py has no such flag; paddle-te pretrain has --TP"),
+        ("--max_grad_nor 1", "--max_grad_nor: run_pretrain.py has no such flag; did you mean --max_grad_norm?"),
+        ("--lora_rank 8", "--lora_rank: run_pretrain.py has no such flag; paddle-te finetune has one"),
+        ("--warmup_steps 3 5", "EXTRA_ARGS: '5' follows no flag; "),
+    ],
+)
+def test_what_the_script_would_not_take(words, message):
+    assert refusal(EXTRA_ARGS=words).startswith(message)
+
+
+def test_only_a_script_of_the_users_own_knows_its_flags(tmp_path, monkeypatch):
+    """Nor does anybody here without PaddleNLP."""
+    given = dict(EXTRA_ARGS="--seed 1 --no_log_on_each_node")
+    assert plan(**given).command[-1] == "--no_log_on_each_node", "PaddleNLP's own"
+    given = dict(EXTRA_ARGS="--xyzzy 1")
+    own = tmp_path / "own.py"
+    own.touch()
+    assert plan(**given, training_script=own).command[-2:] == ["--xyzzy", "1"]
+    monkeypatch.setattr("paddle_te.launch.flags.paddlenlps_flags", frozenset)
+    assert plan(**given).command[-2:] == ["--xyzzy", "1"]
 
 
 # ---------------------------------------------------------------------------------------------------- combinations

@@ -1,0 +1,84 @@
+"""The names of a job's arguments and of its script's flags, and which of them a wrong name may mean.
+
+PaddleNLP's flags are read from its source: importing it takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+from paddle_te.host import PADDLENLP
+from paddle_te.job import DPO, FINETUNE, KTO, PRETRAIN, words
+from paddle_te.launch import JobModule
+from paddle_te.options import Option
+from paddle_te.options.launcher import COMBINED, VARIABLES
+
+
+def name_of(job: JobModule) -> str:
+    """Return pretrain, finetune, dpo or kto."""
+    return job.__name__.rpartition(".")[2]
+
+
+def script_of(job: JobModule) -> str:
+    """Return the name of the file that each process runs, with PaddleNLP."""
+    return f"run_{name_of(job)}.py"
+
+
+def arguments_of(job: JobModule) -> tuple[Option, ...]:
+    """Return a job's arguments, and the variables of all jobs and its own."""
+    return *job.ARGUMENTS, *VARIABLES, *job.VARIABLES
+
+
+def script_flags(job: JobModule) -> set[str]:
+    """Return the names of the flags of a job's script; only ours where PaddleNLP is not installed."""
+    return {*words.options(name_of(job))} | paddlenlps_flags()
+
+
+def remedy(job: JobModule, name: str) -> str:
+    """Return what to write in place of a name that is wrong where it stands; "" where no name is like it."""
+    asked = name.replace("-", "_")
+    if here := _argument(job, asked):
+        return f"paddle-te {name_of(job)} has --{here}"
+    flags = script_flags(job)
+    if asked in flags:
+        return f"give it in EXTRA_ARGS, as it is a flag of {script_of(job)}"
+    if owner := next((script for script in (PRETRAIN, FINETUNE, DPO, KTO) if asked in words.options(script)), ""):
+        return f"paddle-te {owner} has one"
+    spelled = {each.lower(): each for each in (*sorted(flags), *(option.name for option in arguments_of(job)))}
+    for each in difflib.get_close_matches(asked.lower(), spelled, 1):
+        here = _argument(job, spelled[each])
+        return f"did you mean paddle-te {name_of(job)}'s --{here}?" if here else f"did you mean --{spelled[each]}?"
+    return ""
+
+
+def _argument(job: JobModule, name: str) -> str:
+    """Return the job's argument for a script's flag, or of a name in other letters; "" where it has none."""
+    names = [each.name for each in arguments_of(job) if name == each.flag or name.lower() == each.name.lower()]
+    return next(iter(names + [argument for argument, flags in COMBINED.items() if name in flags]), "")
+
+
+@cache
+def paddlenlps_flags() -> frozenset[str]:
+    """Return the names of TrainingArguments' flags, as PaddleNLP's `llmmetaclass` completes them; none without it."""
+    spec = importlib.util.find_spec(PADDLENLP)
+    if spec is None or spec.origin is None:
+        return frozenset()
+    folder = Path(spec.origin).parent
+    arguments = _class(folder / "trainer/training_args.py", "TrainingArguments")
+    others = _class(folder / "transformers/configuration_utils.py", "LlmMetaConfig")
+    fields = {ast.unparse(node.target) for node in arguments if isinstance(node, ast.AnnAssign)}
+    methods = {node.name for node in arguments if isinstance(node, ast.FunctionDef)}  # which llmmetaclass leaves alone
+    # lists of (name, type, default, comment)
+    tables = [node.value.elts for node in others if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)]
+    names = {ast.literal_eval(row.elts[0]) for table in tables for row in table if isinstance(row, ast.Tuple)}
+    return frozenset(fields | names - methods)
+
+
+def _class(path: Path, name: str) -> list[ast.stmt]:
+    """Return the body of a class in a file of Python."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
