@@ -1,14 +1,52 @@
-"""Experiment trackers that PaddleNLP has no callback for: SwanLab and MLflow."""
+"""Experiment trackers: logins, before a run, and SwanLab and MLflow, for which PaddleNLP has no callback."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from paddle_te.training.callback import Callback
 
 PROJECT = "paddle_te"  # where the user names none
 _EVALUATION = "eval_"
+
+
+def check_logins(names: Iterable[str]) -> None:
+    """Raise ValueError for a tracker among the names that cannot log in: its library would end the start of training.
+
+    Asks the job's first process, the only one that reports. A terminal is asked for Weights & Biases' key.
+    """
+    if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
+        for name in names:
+            if name in _LOGINS:
+                _LOGINS[name]()
+
+
+def _log_in_to_wandb() -> None:
+    import wandb
+
+    try:
+        wandb.login(verify=False)  # offline and disabled modes need no key
+    except (wandb.errors.Error, ValueError) as error:
+        raise ValueError(
+            f"--report_to wandb: {' '.join(str(error).split())} Run wandb login, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline and upload the run later with wandb sync"
+        ) from error
+
+
+def _find_key_of_swanlab() -> None:
+    import swanlab
+
+    settings = swanlab.Settings()
+    if settings.mode == "online" and not settings.api_key:
+        raise ValueError(
+            "--report_to swanlab: SwanLab has no API key; run swanlab login, set SWANLAB_API_KEY, or set "
+            "SWANLAB_MODE=offline and upload the run later with swanlab sync"
+        )
+
+
+_LOGINS = {"wandb": _log_in_to_wandb, "swanlab": _find_key_of_swanlab}
 
 
 class Tracker(Protocol):

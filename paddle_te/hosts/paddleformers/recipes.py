@@ -26,6 +26,7 @@ from paddle_te.job import check
 from paddle_te.job.paddleformers import FLEX, ITS_OWN, RECIPE, job_of_recipe
 from paddle_te.models.backend import is_native
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
+from paddle_te.training.trackers import check_logins
 
 # Options of our layers that a recipe may hold and that do not reach its configurations without us
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name not in ITS_OWN}
@@ -74,8 +75,10 @@ def check_recipe(recipe: Mapping[str, Any], world: int = 1) -> None:
 
 
 def check_training(recipe: Mapping[str, Any]) -> None:
-    """Raise ValueError as `check_recipe` with as many processes as were started, and for a damaged corpus."""
+    """Raise ValueError as `check_recipe` with as many processes as were started, for a damaged corpus or no login."""
     check_recipe(recipe, dist.get_world_size())
+    if not recipe.get("wandb_api_key"):  # with which PaddleFormers logs in
+        check_logins(job_of_recipe(recipe).report_to or ())
     corpora.check_corpora(recipe)
 
 

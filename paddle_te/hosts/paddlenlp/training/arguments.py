@@ -30,7 +30,7 @@ from paddle_te.options.training import TRAINING
 from paddle_te.outputs import check_folder
 from paddle_te.records import Record, record
 from paddle_te.runs.rollback import Rollback
-from paddle_te.training.trackers import TRACKERS
+from paddle_te.training.trackers import TRACKERS, check_logins
 
 
 @dataclass
@@ -201,4 +201,6 @@ class ArgumentParser(ScriptParser):
         configs.check_computed(said, flags.transformer_engine_backend)
         model, world = spec_of(configs.words_of_model(said)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
         check(Job.of(flags, script=script, world=world, model=model))
+        if not flags.wandb_api_key:  # with which PaddleNLP logs in
+            check_logins(flags.report_to or ())
         return flags, rest

@@ -29,7 +29,8 @@ def wandb(folder):
     from swanlab.converter.wb.wbdatastore import WBDataStoreReader
     from wandb.proto.wandb_internal_pb2 import Record
 
-    wandb.teardown()  # PaddleNLP leaves that to the end of the process
+    wandb.finish()  # PaddleNLP leaves that to the end of the process
+    wandb.teardown()
     (path,) = folder.rglob("run-*.wandb")
     values = []
     with WBDataStoreReader() as reader:
