@@ -50,11 +50,12 @@ class FileRecord:
 class Run:
     """What a manifest says of the run that saved a checkpoint, topic by topic; None for what it does not say.
 
-    model, layout, data: as `runs.identity` makes them. step: how many updates are done. samples: of the data, by whose
-    number their order was made. gradient_norm: the last one, where the update clips by it. in_16_bits: the numbers of
-    the decoder layers that have left fp8 by --fp8_fallback.
+    script: pretrain, finetune, dpo or kto. model, layout, data: as `runs.identity` makes them. step: how many updates
+    are done. samples: of the data, by whose number their order was made. gradient_norm: the last one, where the update
+    clips by it. in_16_bits: the numbers of the decoder layers that have left fp8 by --fp8_fallback.
     """
 
+    script: str | None = None
     model: dict[str, Any] | None = None
     layout: dict[str, bool | int | str] | None = None
     step: int | None = typed.at_least(0, None)

@@ -139,7 +139,7 @@ def _trainer_files_for_formers(checkpoint: Checkpoint) -> list[str]:
 
 
 def _run_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the step and data of a run, which stay true in another layout, as the manifest of a Checkpoint has them.
+    """Return the script, step and data of a Checkpoint's run by its manifest, which stay true in another layout.
 
     None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest.
     The output's own manifest would hide the damage.
@@ -150,7 +150,7 @@ def _run_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
         raise CheckpointError(f"{checkpoint.folder}: damaged, so its training state cannot go on: {'; '.join(wrong)}")
     saved = manifest.read(checkpoint.folder)
     run = saved.run if saved else {}
-    return {topic: run[topic] for topic in ("step", "data", "samples") if topic in run}
+    return {topic: run[topic] for topic in ("script", "step", "data", "samples") if topic in run}
 
 
 def _plan(checkpoint: Checkpoint, target: Target, virtual_pp_degree: int | None) -> Plan:

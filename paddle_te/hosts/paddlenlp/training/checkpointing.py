@@ -189,7 +189,7 @@ class CheckpointingTrainer(Trainer):
         quantized = getattr(self.model, "base_precision", None)  # a TELoRAModel's
         adapter = getattr(self.model, "lora_config", None)
         model = model_values(self.model.config, adapter, quantized, self.args.freeze)
-        values: dict[str, Any] = {"model": model, "layout": layout_values(self.args)}
+        values: dict[str, Any] = {"script": self.args.SCRIPT, "model": model, "layout": layout_values(self.args)}
         if norm := self._in_backward and self._in_backward.last_norm():
             values[LAST_NORM] = norm
         values |= {"samples": self.course.samples} if self.course else {}

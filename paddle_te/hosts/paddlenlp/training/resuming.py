@@ -16,6 +16,7 @@ from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.loading import read_config
 from paddle_te.hosts.paddlenlp.training.early_stopping import has_stopped
 from paddle_te.hosts.paddlenlp.training.resharding import broken_state
+from paddle_te.job import PRETRAIN
 from paddle_te.models.decoder import recipe_of
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
@@ -83,7 +84,7 @@ def final_weights(checkpoint: str, args: HostArguments) -> str:
 
 
 def check_fits(checkpoint: str, model: Mapping[str, Any], data: Mapping[str, Any] | None, args: HostArguments) -> None:
-    """Refuse a checkpoint of another model, or of a run with other data.
+    """Refuse a checkpoint of another script or model, or of a run with other data.
 
     Args:
         checkpoint: its folder.
@@ -95,6 +96,7 @@ def check_fits(checkpoint: str, model: Mapping[str, Any], data: Mapping[str, Any
     """
     saved = manifest.read(checkpoint)
     run = saved.run if saved else {}
+    _check_script(checkpoint, run.get("script", args.SCRIPT), args.SCRIPT)
     if "adapter" not in model:  # a whole model's weights are translated from the other backend's (`resharding`)
         model = {name: value for name, value in model.items() if name != "weights"}
     if differ := identity.differences(run.get("model") or _model_in(Path(checkpoint)), model):
@@ -106,6 +108,15 @@ def check_fits(checkpoint: str, model: Mapping[str, Any], data: Mapping[str, Any
         _check_data(checkpoint, run.get("data"), data or {})
     if not args.ignore_load_lr_and_optim:
         _check_state(Path(checkpoint))
+
+
+def _check_script(checkpoint: str, there: str, here: str) -> None:
+    if there != here:
+        flag = "te_init_weight_path" if here == PRETRAIN else "model_name_or_path"
+        raise CheckpointError(
+            f"{checkpoint} was saved by run_{there}.py, and its step, schedule and optimizer mean nothing to "
+            f"run_{here}.py: start from its weights, --{flag} {checkpoint}, in another --output_dir"
+        )
 
 
 def _check_data(checkpoint: str, there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
