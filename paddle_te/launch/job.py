@@ -16,13 +16,31 @@ from paddle_te.launch.plan import Plan, plan_for
 from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted
 from paddle_te.launch.supervise import OTHER_NODE_DIED, OTHER_NODE_FAILED, Outcome, Supervisor, say
 from paddle_te.launch.watchdog import Watchdog
+from paddle_te.outputs import DISK_FAULTS
 from paddle_te.runs.background import remove_leftovers
 from paddle_te.runs.checkpoints import set_aside
 from paddle_te.runs.lock import FolderInUse, FolderLock
 
 
 def run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
-    """Return the exit status: 0, the failed process's (128 + n if signal n ended it), or 2 where it may not start."""
+    """Return the exit status: 0, the failed process's (128 + n if signal n ended it), or 2 where it may not start.
+
+    1 where the launcher itself cannot write.
+    """
+    try:
+        return _run(job, plan, args)
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            raise
+        name = error.filename or f"a file in {plan.folder}"
+        print(
+            f"error: {name} could not be written: {error.strerror}; make room, or choose another folder",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
     lock = peers = None
     try:
         if plan.nodes.rank == 0:

@@ -80,10 +80,10 @@ def file_system(folder: str | Path) -> FileSystem:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(folder).st_dev
 
 
-def check_room(shares: Iterable[tuple[FileSystem, int, int]]) -> None:
-    """Raise OSError where the staging folders of the ranks of one node would not fit.
+def check_room(shares: Iterable[tuple[FileSystem, int, int]], remedy: str) -> None:
+    """Raise OSError where what the ranks of one node write would not fit.
 
-    shares: for each rank (`file_system`, the bytes that it will write, `free_bytes`).
+    shares: for each rank (`file_system`, the bytes that it will write, those that are free).
     """
     for system in dict.fromkeys(system for system, _, _ in shares):
         needed = sum(share for where, share, _ in shares if where == system)
@@ -91,7 +91,7 @@ def check_room(shares: Iterable[tuple[FileSystem, int, int]]) -> None:
         if needed > free:
             raise OSError(
                 f"a node's part of a checkpoint takes about {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free. "
-                "Make it larger (of a container: --shm-size), name a folder on a local disk, or leave --staging_dir out"
+                f"{remedy}"
             )
 
 

@@ -52,7 +52,10 @@ class FolderLock:
         self._file.truncate()
         mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         self._file.write(json.dumps(mine) + "\n")
-        self._file.flush()
+        try:
+            self._file.flush()
+        except OSError as error:  # which names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
     def release(self) -> None:
         self._file.close()

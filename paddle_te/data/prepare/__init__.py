@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (PrepareError, TokenizerError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        where = "" if getattr(error, "filename", True) else f"{args.demo or args.output_prefix}: "  # a full disk's
+        print(f"error: {where}{error}", file=sys.stderr)
         return 1
     if not summary.get("made", True):
         print(f"{args.demo} is already complete.")

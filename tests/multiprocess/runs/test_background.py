@@ -221,9 +221,9 @@ def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypa
 
 def test_room_is_counted_for_each_node():
     shares = [(("a", 1), 40, 100), (("a", 1), 60, 90), (("b", 1), 80, 90)]
-    with pytest.raises(OSError, match="0.00 GB are free. .*--shm-size.*--staging_dir"):
-        check_room(shares)
-    check_room([("a", 40, 100), ("a", 50, 90), ("b", 80, 90)])
+    with pytest.raises(OSError, match="0.00 GB are free. Make room"):
+        check_room(shares, "Make room")
+    check_room([("a", 40, 100), ("a", 50, 90), ("b", 80, 90)], "")
 
 
 def test_memory_is_no_larger_than_what_is_available(staging, monkeypatch):
@@ -359,7 +359,9 @@ def test_staging_that_fills_up_is_one_clear_error(monkeypatch, tmp_path, staging
 def test_the_estimate_of_room_holds(monkeypatch, tmp_path, staging):
     """float32 weights and two moments: what is written is at most what was asked for, and not much less."""
     asked = []
-    monkeypatch.setattr(f"{SAVING}.check_room", lambda shares: asked.append(shares[0][1]))
+    monkeypatch.setattr(f"{SAVING}.check_room", lambda shares, remedy: asked.append(shares[0][1]))
     run(monkeypatch, tmp_path / "out", **FLAGS | dict(max_steps=1, staging_dir=staging))
     written = sum(map(len, files(tmp_path / "out/checkpoint-1").values()))
-    assert np.clip(written, 0.9 * (asked[0] - 2**24), asked[0]) == written
+    surely, staged = asked  # in the output folder, in the staging folder
+    assert np.clip(written, 0.9 * (staged - 2**24), staged) == written
+    assert 0.95 * written < surely <= written

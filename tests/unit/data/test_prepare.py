@@ -1,6 +1,7 @@
 """data.prepare and its script: what is written is what PaddleNLP reads back, for every form of input; every error."""
 
 import base64
+import errno
 import gzip
 import json
 import os
@@ -433,3 +434,14 @@ def test_termination_in_the_middle_of_a_run(tmp_path, tokenizer, signum):
     while left := with_in_environment("TEST_TAG", tag):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def test_a_full_disk_is_said_of_the_corpus(monkeypatch, tmp_path, capsys):
+    """Python's error of a write names no file."""
+
+    def fail(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("paddle_te.data.prepare.prepare", fail)
+    assert main(["--input_path", "a", "--output_prefix", f"{tmp_path}/c", "--tokenizer_name", "b"]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/c: [Errno 28] No space left on device\n"

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import shutil
+import sys
 import tempfile
 import time
 import traceback
@@ -12,7 +14,7 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
-from paddlenlp.trainer import Trainer
+from paddlenlp.trainer import IntervalStrategy, Trainer
 from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
@@ -30,6 +32,7 @@ from paddle_te.hosts.paddlenlp.lora import read_lora
 from paddle_te.hosts.paddlenlp.training.health import Watch
 from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
+from paddle_te.job import PRETRAIN
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
 from paddle_te.models.in_16_bits import compute_in_16_bits
 from paddle_te.optimizer.compact_states import number_elements
@@ -54,6 +57,11 @@ from paddle_te.weights import CheckpointError
 from paddle_te.weights.dims import Dims
 
 logger = logging.getLogger(__name__)
+
+
+def _free_on_disk(folder: str) -> int:
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else sys.maxsize  # of a file system that does not tell
 
 
 class CheckpointingTrainer(Trainer):
@@ -106,24 +114,51 @@ class CheckpointingTrainer(Trainer):
         everyone = gather_objects(mine, args.world_size)
         seen = gather_objects(all(os.path.exists(probe) for *_, probe in everyone), args.world_size)
         os.unlink(probe)
-        check_room([share[:3] for share in everyone])
+        check_room(
+            [share[:3] for share in everyone],
+            "Make it larger (of a container: --shm-size), name a folder on a local disk, or leave --staging_dir out",
+        )
         if not all(seen):
             raise OSError(
                 f"--output_dir {args.output_dir} must be a folder that all nodes share; rank {seen.index(False)} does "
                 "not see the others' files there"
             )
 
-    def _checkpoint_bytes(self) -> int:
-        """Return about what this rank writes at most: weights, AdamW's two moments, master weights."""
+    def check_output(self, last_step: int) -> None:
+        """Raise CheckpointNotSaved on all ranks where one node has no room for what the run saves until `last_step`."""
         args = self.args
+        checkpoints = args.save_strategy != IntervalStrategy.NO
+        if args.save_strategy == IntervalStrategy.STEPS and args.SCRIPT != PRETRAIN:
+            checkpoints = args.save_steps <= last_step
+        if not checkpoints and args.SCRIPT == PRETRAIN:
+            return
+        with_states = checkpoints and args.optim != "muon"  # whose states may be half of AdamW's
+        size = self._weights_bytes() + (self._states_bytes() if with_states else 0)
+        try:
+            os.makedirs(args.output_dir, exist_ok=True)  # rank 0, or this one where nodes share nothing
+            mine = file_system(args.output_dir), size, _free_on_disk(args.output_dir)
+            check_room(gather_objects(mine, args.world_size), "Make room, or choose another folder")
+        except OSError as error:
+            raise CheckpointNotSaved(f"--output_dir {args.output_dir}: {error}") from error
+
+    def _checkpoint_bytes(self) -> int:
+        """Return about what this rank writes at most: weights, states, names, scales, RNG states, the tokenizer."""
+        return int(1.05 * (self._weights_bytes() + self._states_bytes())) + 2**24
+
+    def _weights_bytes(self) -> int:
+        trained = (p for p in self.model.parameters() if not p.stop_gradient)
+        return sum(p.size * p.element_size() for p in trained) if self.args.should_save_model_state else 0
+
+    def _states_bytes(self) -> int:
+        """Return what AdamW's two moments and master weights take that this rank writes."""
+        args = self.args
+        writes = self.dp_group.rank <= 0 if args.use_hybrid_parallel else args.should_save
+        if not writes or args.ignore_save_lr_and_optim:
+            return 0
         trained = [p for p in self.model.parameters() if not p.stop_gradient]
-        size = sum(p.size * p.element_size() for p in trained) if args.should_save_model_state else 0
-        writes_optimizer = self.dp_group.rank <= 0 if args.use_hybrid_parallel else args.should_save
-        if writes_optimizer and not args.ignore_save_lr_and_optim:
-            each = 2 * MOMENTS[args.optim_moments]
-            each += MASTER_WEIGHTS[args.master_weights] * any(p.element_size() < 4 for p in trained)
-            size += each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1)
-        return int(1.05 * size) + 2**24  # and names, scales, RNG states, the tokenizer
+        each = 2 * MOMENTS[args.optim_moments]
+        each += MASTER_WEIGHTS[args.master_weights] * any(p.element_size() < 4 for p in trained)
+        return int(each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1))
 
     def _save_checkpoint(self, model: HostModel, metrics: Any = None) -> None:
         """Save a checkpoint. Raise CheckpointNotSaved where there is no room, or no right, to write.

@@ -1,12 +1,12 @@
 """How a command ends: its exit status, and one line for what a user can mend."""
 
 import contextlib
-import errno
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 
+from paddle_te.outputs import DISK_FAULTS
 from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.rollback import RunEnded
@@ -14,7 +14,6 @@ from paddle_te.weights import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 GO_ON = "Complete checkpoints are untouched: --resume_from_checkpoint auto goes on from the newest"
 
 

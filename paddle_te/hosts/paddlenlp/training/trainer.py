@@ -238,12 +238,13 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, CheckpointingTrainer):
         }
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train. Raise CheckpointNotSaved, before the first step, where --staging_dir has no room.
+        """Train. Raise CheckpointNotSaved, before the first step, where --output_dir or --staging_dir has no room.
 
         Raises RunEnded where numbers are not finite (`health`).
         """
         background = self._saving_in_background() if self.args.staging_dir else contextlib.nullcontext()
         self.course = self.course or make_course(len(self.train_dataset), None, self.args)
+        self.check_output(self._last_step())
         with self.watch.concluding(), background:
             result = super().train(*args, **kwargs)
         gather_weights(self.optimizer)

@@ -4,7 +4,8 @@ import errno
 
 import pytest
 
-from paddle_te.hosts.paddlenlp.training.ending import DISK_FAULTS, run_to_end
+from paddle_te.hosts.paddlenlp.training.ending import run_to_end
+from paddle_te.outputs import DISK_FAULTS
 
 
 @pytest.mark.parametrize("number", sorted(DISK_FAULTS))

@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddlenlp.trainer import Trainer, TrainerCallback
 
-from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training import checkpointing, pretrain
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer, draw_own_numbers
 from tests.pretraining import run
 
@@ -48,6 +48,27 @@ def test_the_last_steps_are_logged_and_saved(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, max_steps=5, save_steps=3, logging_steps=2)
     assert [line["step"] for line in log_of(tmp_path)] == [2, 4, 5]
     assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-5"]
+
+
+CHECKPOINT = 12 * 5_048_576  # float32 weights and two moments of the model's parameters
+
+
+@pytest.mark.parametrize("free, flags, refused", [
+    (CHECKPOINT - 1, dict(save_steps=100), True),  # the last step is saved
+    (CHECKPOINT, dict(save_steps=1), False),
+    (CHECKPOINT // 3, dict(ignore_save_lr_and_optim="true"), False),  # weights
+    (0, dict(save_strategy="no"), False),
+])  # fmt: skip
+def test_a_disk_without_room_for_a_checkpoint(monkeypatch, tmp_path, caplog, free, flags, refused):
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(checkpointing.shutil, "disk_usage", lambda folder: usage)
+    if not refused:
+        assert run(monkeypatch, tmp_path, max_steps=1, **flags)
+        return
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, tmp_path, max_steps=1, **flags)
+    assert stop.value.code == 1 and not (tmp_path / "train_log.jsonl").exists()
+    assert f"--output_dir {tmp_path}: a node's part of a checkpoint takes about 0.06 GB" in caplog.text
 
 
 def test_closing_values_are_of_the_steps_of_this_process(monkeypatch, tmp_path, logged):

@@ -1,0 +1,36 @@
+"""How the launcher ends where it cannot write itself."""
+
+import errno
+
+import pytest
+
+from paddle_te.launch import job
+from paddle_te.launch.__main__ import main
+
+WORDS = ["--model_name=tiny-llama-demo", "--tokenizer_name=none", "--TP=1", "--precision=fp32", "--backend=pd"]
+WORDS += ["--MOCK_DATA=1", "--DEVICE=cpu", "--DEVICES=0"]
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Starts a job whose lock fails by an error of this number."""
+
+    def start(number):
+        def fail(folder):
+            raise OSError(number, "the reason", f"{folder}/.lock")
+
+        monkeypatch.setattr(job, "FolderLock", fail)
+        return main(["pretrain", *WORDS, f"--OUTPUT_DIR={tmp_path}"])
+
+    return start
+
+
+def test_a_full_disk_is_one_line(start, tmp_path, capsys):
+    assert start(errno.ENOSPC) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {tmp_path}/.lock could not be written: the reason; make room, or choose another folder"
+
+
+def test_other_faults_are_shown_whole(start):
+    with pytest.raises(OSError, match="the reason"):
+        start(errno.ENOENT)
