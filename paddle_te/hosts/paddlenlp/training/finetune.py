@@ -31,7 +31,7 @@ from paddle_te.hosts.paddlenlp.loading import (
 )
 from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
-from paddle_te.hosts.paddlenlp.positions import check_positions
+from paddle_te.hosts.paddlenlp.positions import check_positions, is_beyond
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, set_run, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
@@ -86,12 +86,24 @@ def make_config(
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
+        _check_length(dataset.longest, data_args, config)
     set_run(config, data_args.max_length, training_args)
     config.ignore_index = IGNORED  # as the data say it
     check_positions(config, config.seq_length)
     if data_args.zero_padding:
         check_packed(config)
     return config
+
+
+def _check_length(longest: int, data_args: Any, config: HostConfig) -> None:
+    """Raise ValueError for samples beyond the model's positions, whose angles its weights have not seen."""
+    if is_beyond(config, longest):
+        positions = config.max_position_embeddings
+        flag = "max_seq_len" if hasattr(data_args, "max_seq_len") else "max_length"  # preferences', or answers'
+        raise ValueError(
+            f"--{flag} {data_args.max_length}: a sample has {longest} tokens, and the model has {positions} positions "
+            f"(max_position_embeddings); give --{flag} {positions}, or raise the positions in its config.json"
+        )
 
 
 def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:

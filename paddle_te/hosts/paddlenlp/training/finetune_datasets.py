@@ -57,6 +57,11 @@ class Samples(paddle.io.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.samples if self.packs is None else self.packs)
 
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest sample."""
+        return max(len(sample.input_ids) for sample in self.samples)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.packs is None:
             return _item([self.samples[index]])

@@ -73,6 +73,11 @@ class Rows(paddle.io.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.packs)
 
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest answer with its question."""
+        return max(len(sample.input_ids) for pair in self.pairs for sample in pair.samples)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         numbers = self.packs[index]
         pairs = [self.pairs[number] for number in numbers]

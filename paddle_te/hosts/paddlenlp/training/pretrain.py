@@ -28,7 +28,7 @@ from paddle_te.hosts.paddlenlp.families import check_packed, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
-from paddle_te.hosts.paddlenlp.positions import check_positions
+from paddle_te.hosts.paddlenlp.positions import check_positions, is_beyond
 from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
@@ -112,8 +112,7 @@ def check_trained_length(weights: str, length: int) -> None:
     if not (Path(weights) / "config.json").is_file():
         return
     config = read_config(weights)
-    dynamic = (scaling_of(config) or {}).get("rope_type") == "dynamic"  # which scales beyond them
-    if not dynamic and length > config.max_position_embeddings:
+    if is_beyond(config, length):
         raise ValueError(
             f"--max_seq_length {length}: the weights in {weights} are of a model with {config.max_position_embeddings} "
             "positions; give shorter sequences, or raise max_position_embeddings in its config.json"
