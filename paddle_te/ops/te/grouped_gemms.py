@@ -26,7 +26,9 @@ from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 # from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
 CUBLAS, CUBLAS_FP8, CUBLAS_BLOCK = (13, 4), (13, 5), (13, 6)
 HOPPER = 9  # elsewhere they take factors for each expert
-FAULTY = (13, 7)  # where these corrupt data on newer GPUs
+# From here on these corrupt data on newer GPUs. 13.10 computed even experts on an H200 as 13.6 does
+# (benchmarks/layer/2026-11-28_h200x1_newer-libraries.md); uneven ones and other recipes than delayed were not tried.
+FAULTY = (13, 7)
 PIP = 'pip install "nvidia-cublas>=13.6.2,<13.7"'
 REMEDY = (
     f"{PIP}; or keep it beside the other one: {PIP} --no-deps --target FOLDER, and start with "
