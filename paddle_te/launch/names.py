@@ -14,8 +14,10 @@ from pathlib import Path
 from paddle_te.host import PADDLENLP
 from paddle_te.job import DPO, FINETUNE, KTO, PRETRAIN, words
 from paddle_te.launch import JobModule
-from paddle_te.options import Option
+from paddle_te.options import Option, launcher
 from paddle_te.options.launcher import COMBINED, VARIABLES
+
+LIKE = 0.75  # difflib's ratio from which a name is offered for another
 
 
 def name_of(job: JobModule) -> str:
@@ -46,13 +48,25 @@ def remedy(job: JobModule, name: str) -> str:
     flags = script_flags(job)
     if asked in flags:
         return f"give it in EXTRA_ARGS, as it is a flag of {script_of(job)}"
-    if owner := next((script for script in (PRETRAIN, FINETUNE, DPO, KTO) if asked in words.options(script)), ""):
-        return f"paddle-te {owner} has one"
+    if owner := next((owner for owner, names in _owned().items() if asked in names), ""):
+        return f"it belongs to paddle-te {owner}"
     spelled = {each.lower(): each for each in (*sorted(flags), *(option.name for option in arguments_of(job)))}
-    for each in difflib.get_close_matches(asked.lower(), spelled, 1):
+    for each in difflib.get_close_matches(asked.lower(), spelled, 1, LIKE):
         here = _argument(job, spelled[each])
         return f"did you mean paddle-te {name_of(job)}'s --{here}?" if here else f"did you mean --{spelled[each]}?"
     return ""
+
+
+@cache
+def _owned() -> dict[str, set[str]]:
+    """Return {job: the names of its arguments and of its script's flags}."""
+    arguments = {
+        PRETRAIN: (*launcher.PRETRAIN, *launcher.PRETRAIN_VARIABLES),
+        FINETUNE: (*launcher.FINETUNE, *launcher.FINETUNE_VARIABLES),
+        DPO: launcher.PREFERENCE,
+        KTO: launcher.PREFERENCE,
+    }
+    return {job: {option.name for option in own} | {*words.options(job)} for job, own in arguments.items()}
 
 
 def _argument(job: JobModule, name: str) -> str:

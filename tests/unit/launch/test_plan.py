@@ -190,8 +190,10 @@ def test_extra_args_may_begin_with_dashes():
 
 def test_unknown_arguments():
     assert "--TPP=2: did you mean paddle-te pretrain's --TP?" in refusal(TPP=2)
-    assert "unknown argument --T=2: did you mean" in refusal(T=2), "no abbreviations"
+    assert "unknown argument --T=2: EXTRA_ARGS takes run_pretrain.py's flags" in refusal(T=2), "no abbreviations"
     assert "--warmup_steps=2: give it in EXTRA_ARGS" in refusal(warmup_steps=2)
+    with pytest.raises(LaunchError, match="--DATA_PATH: it belongs to paddle-te pretrain "):
+        parse(finetune, ["--DATA_PATH", "data"], {})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_unknown_arguments():
         ("--xyzzy", "--xyzzy: run_pretrain.py has no such flag"),
         ("--tp 2", "--tp: run_pretrain.py has no such flag; paddle-te pretrain has --TP"),
         ("--max_grad_nor 1", "--max_grad_nor: run_pretrain.py has no such flag; did you mean --max_grad_norm?"),
-        ("--lora_rank 8", "--lora_rank: run_pretrain.py has no such flag; paddle-te finetune has one"),
+        ("--lora_rank 8", "--lora_rank: run_pretrain.py has no such flag; it belongs to paddle-te finetune"),
         ("--warmup_steps 3 5", "EXTRA_ARGS: '5' follows no flag; "),
     ],
 )
