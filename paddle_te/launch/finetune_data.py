@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,18 @@ from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_record
 from paddle_te.job import words
 from paddle_te.launch.checks import read_tokenizer_folder
 from paddle_te.launch.machines import LaunchError
+from paddle_te.options.launcher import FINETUNE, FINETUNE_VARIABLES, PREFERENCE
 
 _READ = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "do_eval")
 FLAGS = (*_READ, "src_length", "max_length")
 _PREFERENCE = (*_READ, "train_dataset_path", "dev_dataset_path", "max_seq_len", "max_prompt_len")
+_ARGUMENTS = {option.flag: option.name for option in (*FINETUNE, *PREFERENCE, *FINETUNE_VARIABLES)}
+
+
+def _refused(error: Exception) -> LaunchError:
+    """Return an error that names the script's flags as one that names the launcher's arguments."""
+    said = re.sub(r"--(\w+)", lambda flag: f"--{_ARGUMENTS.get(flag[1], flag[1])}", str(error))
+    return LaunchError(f"dataset: {said}")
 
 
 def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
@@ -38,7 +47,7 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
                 maker = samples.SampleMaker(tokenizer, template, told["src_length"], told["max_length"])
                 samples.samples_of(paths, maker, samples.FIRST)
     except (ValueError, OSError) as error:
-        raise LaunchError(f"dataset: {error}") from error
+        raise _refused(error) from error
 
 
 def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: bool) -> None:
@@ -64,7 +73,7 @@ def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: b
                 pairs = preference_samples.PairMaker(maker, told["max_seq_len"], told["max_prompt_len"])
                 preference_samples.pairs_of(paths, pairs, labelled, samples.FIRST)
     except (ValueError, OSError) as error:
-        raise LaunchError(f"dataset: {error}") from error
+        raise _refused(error) from error
 
 
 def questions(folder: Path, split: str) -> Path:
@@ -83,5 +92,5 @@ def questions(folder: Path, split: str) -> Path:
             if "src" not in record:
                 raise ValueError(f'{where}: HOST=paddleformers reads "src" and "tgt"; conversations go with paddlenlp')
     except (ValueError, OSError) as error:
-        raise LaunchError(f"dataset: {error}") from error
+        raise _refused(error) from error
     return path
