@@ -23,11 +23,11 @@ from paddle_te.native import library  # noqa: E402
 from tools.benchmark import report  # noqa: E402
 
 DEFINITIONS = {
-    "model": "tests/model, 6 layers, hidden 64; 6 steps on the same 12 sequences of 32 tokens",
+    "model": "tests/model, 6 layers, hidden 64; 4 steps on the same 12 sequences of 32 tokens",
     "bf16": "O2, float32 master weights and main gradients",
     "fp8": "bf16 with delayed scaling, HYBRID",
     "_full": "full recompute",
-    "_resumed": "from the checkpoint after step 3",
+    "_resumed": "from the checkpoint after step 2",
     "one": "one process, the reference",
     "seconds": "of all variants one after another, start included, with other jobs on the same GPUs at the same time",
 }

@@ -111,8 +111,12 @@ def test_what_experts_take_beside_their_gemms():
     assert cast - kept == pytest.approx((9 * experts + 4.5 * (model.gemm_weights - experts)) / 1e9)
     dense = Model.of(configs.read("Qwen/Qwen3-0.6B"))
     assert layer_time.rows_ms(dense, one, ROUND) == layer_time.written_ms(dense, one, ROUND) == 0
-    # of two ranks that gather their tokens each has room for twice as many rows; casts to fp8 leave it out
+    # of two ranks that gather their tokens each has room for twice as many rows
     two = layout(2, sharding=2, ep=2, main_grads=True)
     room = 1000 * (4 * 8 * 2048 + 8 * 2 * 8 * 768) / 1e9
     assert layer_time.rows_ms(model, two, ROUND) == pytest.approx(rows + room)
-    assert layer_time.rows_ms(model, two.but(use_fp8=True), ROUND) == pytest.approx(rows)
+    assert layer_time.rows_ms(model, two.but(use_fp8=True), ROUND) == pytest.approx(rows + room)
+    # forward, a third of them, passes over these rows again where backward computes the experts again
+    again = [two.but(recompute_modules=("moe",), expert_parallel_degree=ranks) for ranks in (1, 2)]
+    one, both = (layer_time.again_ms(model, job, ROUND, 0, 0, cached=True) for job in again)
+    assert both - one == pytest.approx(room / 3)
