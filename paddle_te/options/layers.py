@@ -86,11 +86,12 @@ class Layers:
     fp8_dpa: bool = option(
         FLAG,
         default=False,
-        doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
-        "[when it pays](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of "
+        doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; for trials: [the loss of long runs "
+        "went up for good](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of "
         "128, sequences of a multiple of 16; no packed documents, no key-value cache",
-        zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），"
-        "[何时划算](../background/fp8.md#attention-in-fp8)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
+        zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），仅供试验："
+        "[长时间训练中 loss 会发散](../background/fp8.md#attention-in-fp8)。"
+        "仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
         "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
         config=True,
         needs={"use_fp8": True, **DELAYED},
@@ -100,8 +101,9 @@ class Layers:
         FLAG,
         default=True,
         help="With fp8_dpa: attention's backward too; false: in the activations' precision.",
-        doc="false: attention's backward in the activations' precision (TE's `NVTE_FP8_DPA_BWD=0`)",
-        zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`）",
+        doc="false: attention's backward in the activations' precision (TE's `NVTE_FP8_DPA_BWD=0`); the loss went up "
+        "sooner",
+        zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`）；loss 发散得更早",
         config=True,
         needs={"fp8_dpa": True},
     )

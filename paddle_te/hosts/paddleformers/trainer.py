@@ -52,6 +52,7 @@ class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         tell_long_warm_up(self.args, num_training_steps)
+        fp8_state.tell_fp8_attention(decoder_config(self.model.config), self.args)
         super().create_optimizer_and_scheduler(num_training_steps)
 
     def training_step(self, model: HostModel, inputs: Batch, step_control: int = 0) -> Tensor:

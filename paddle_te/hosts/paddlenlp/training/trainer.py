@@ -32,6 +32,7 @@ from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
 from paddle_te.optimizer.muon import use_muon
 from paddle_te.optimizer.offloaded_states import keep_on_host
+from paddle_te.training.fp8_state import tell_fp8_attention
 from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, micro_counts, shares
 from paddle_te.training.schedule import tell_long_warm_up
@@ -146,6 +147,7 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, CheckpointingTrainer):
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Do PaddleNLP's, for the steps of the course."""
         tell_long_warm_up(self.args, self._last_step())
+        tell_fp8_attention(self.model.config, self.args)
         super().create_optimizer_and_scheduler(self._last_step())
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
