@@ -19,6 +19,7 @@ from paddle_te.layers import (
 )
 from paddle_te.ops import get_ops
 from paddle_te.ops.heads import Heads
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import kernel_choice, program
 from paddle_te.ops.te.counting import count_entry_points
 from tests.bfloat16 import truncated
@@ -98,7 +99,7 @@ class LinearInOut(paddle.nn.Layer):
 
     def forward(self, x, is_first_microbatch=None):
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
-        return self.ops.linear(x, self.weight, quantizers=quantizers, transpose_y=False)
+        return self.ops.linear(x, Projection(self.weight, quantizers=quantizers), transpose_y=False)
 
 
 class WithRope(paddle.nn.Layer):

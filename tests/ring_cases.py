@@ -8,7 +8,7 @@ import paddle
 
 from paddle_te.distributed import ContextParallel
 from paddle_te.layers.ring_attention import _RingAttention
-from paddle_te.ops.heads import Scores
+from paddle_te.ops.heads import Attention, Scores
 
 TIMEOUT = 60  # seconds for what a rank waits for
 
@@ -50,6 +50,6 @@ def reference(tensors, dout, scale, ops):
     tensors = [tensor.detach() for tensor in tensors]
     for tensor in tensors:
         tensor.stop_gradient = False
-    out = ops.dot_product_attention(*tensors, Scores(scale))
+    out = ops.dot_product_attention(*tensors, Attention(Scores(scale)))
     out.backward(dout)
     return [out.astype("float32"), *(tensor.grad.astype("float32") for tensor in tensors)]

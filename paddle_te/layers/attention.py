@@ -17,8 +17,7 @@ from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNo
 from paddle_te.layers.masks import additive_mask
 from paddle_te.layers.ring_attention import ring_attention
 from paddle_te.layers.settings import AttentionSettings, CoreSettings, LayerSettings, takes
-from paddle_te.ops.heads import Heads, Scores
-from paddle_te.ops.interface import AttentionQuantizers
+from paddle_te.ops.heads import Attention, AttentionQuantizers, Heads, Scores
 from paddle_te.ops.norms import Norm, QKNorm
 
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
@@ -40,6 +39,8 @@ class DotProductAttention(BackendLayer):
         self.channels, self.scale = settings.channels, settings.scale
         self.softcap, self.softmax_type = settings.attn_logit_softcapping, settings.softmax_type
         self.softmax_offset = self._create_offset(settings) if self.softmax_type == "learnable" else None
+        self._scores = Scores(self.scale, self.causal, self.window, self.dropout_in_training, self.softcap)
+        self._scores_in_evaluation = self._scores._replace(dropout=0.0)
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
         self._checked: set[tuple[bool, float]] = set()  # what `ops.check_attention` has let pass
 
@@ -51,10 +52,10 @@ class DotProductAttention(BackendLayer):
             offset.is_distributed, offset.split_axis = True, 0
         return offset
 
-    @property
-    def scores(self) -> Scores:
-        """Return how q · kᵀ becomes the softmax's input in the layer's mode."""
-        return Scores(self.scale, self.causal, self.window, self.dropout, self.softcap)
+    def attention(self, cu_seqlens: Tensor | None, quantizers: AttentionQuantizers | None) -> Attention:
+        """Return what the operations read besides q, k, v and a mask."""
+        scores = self._scores if self.training else self._scores_in_evaluation
+        return Attention(scores, self._parameters.get("softmax_offset"), cu_seqlens, quantizers)
 
     def random_numbers(self) -> AbstractContextManager[None]:
         """Return the context of dropout: each rank draws its own numbers, because it holds other heads."""
@@ -139,16 +140,8 @@ class DotProductAttention(BackendLayer):
     ) -> Tensor:
         """Compute what comes after `begin_forward`, whose quantizers these are; the mask is additive."""
         with self.random_numbers():
-            return self.ops.dot_product_attention(
-                q,
-                k,
-                v,
-                self.scores,
-                softmax_offset=self._parameters.get("softmax_offset"),
-                attention_mask=attention_mask,
-                cu_seqlens=cu_seqlens,
-                quantizers=quantizers,
-            )
+            attention = self.attention(cu_seqlens, quantizers)
+            return self.ops.dot_product_attention(q, k, v, attention, attention_mask)
 
 
 class MultiHeadAttention(BackendLayer):
@@ -171,7 +164,8 @@ class MultiHeadAttention(BackendLayer):
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings.backend)
         self.settings, self.dropout_in_training = settings, settings.hidden_dropout
-        self.max_sequence_length = settings.max_sequence_length
+        self.max_sequence_length, self._core_again = settings.max_sequence_length, settings.core_again
+        self._sequences_first = settings.attn_input_format == "sbhd"
         self.layernorm_qkv = LayerNormLinear.of(settings.qkv)
         self.proj = Linear.of(settings.proj)
         self.core_attention = DotProductAttention.of(settings.core)
@@ -183,6 +177,8 @@ class MultiHeadAttention(BackendLayer):
         self.num_heads = local_size(settings.num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(settings.groups, tp, "num_gqa_groups")
         self.q_norm, self.k_norm = (self._head_norm(heads, tp) for heads in (self.num_heads, self.num_kv_heads))
+        self._norms_after_rope = self.q_norm is not None and not settings.qk_norm_before_rope
+        self._as_one = not self._norms_after_rope and not self._sequences_first and settings.norms == "before"
         comm_type = settings.cp_comm_type
         self.cp = ContextParallel.from_fleet(comm_type) if comm_type else None
         self._sequence_shards = self.cp.size if self.cp else 1
@@ -192,6 +188,8 @@ class MultiHeadAttention(BackendLayer):
             self._share_heads(settings.head_dim)
         if self._ring:
             self._check_ring()
+        turn = settings.rotary_pos_interleaved, settings.rotary_factor
+        self._plain_heads = Heads(self.num_heads, self.num_kv_heads, None, *turn)
 
     def _head_norm(self, heads: int, tp: TensorParallel | None) -> RMSNorm | None:
         """Make the norm of q or of k, or None."""
@@ -245,19 +243,21 @@ class MultiHeadAttention(BackendLayer):
         """
         layers = self._sub_layers  # see layers.linear._Layer
         core, dropout, first = layers["core_attention"], self.dropout, context.is_first_microbatch
-        if context.with_cache and self.cp:
+        cached = context.with_cache
+        if cached and self.cp:
             raise ValueError("past_key_value, use_cache: a cache needs whole sequences; leave cp_comm_type out")
         sequence = self._sequence_length(x)
-        again = self.training and (context.recompute_core_attention or self.settings.core_again)
+        again = self.training and (context.recompute_core_attention or self._core_again)
         mask = core.additive_mask(context.attention_mask, context.cu_seqlens, sequence)
         masked, packed = mask is not None, context.cu_seqlens is not None
-        quantizers = core.begin_forward(sequence, masked, context.with_cache, first, packed)
+        quantizers = core.begin_forward(sequence, masked, cached, first, packed)
         if self._ring and (masked or packed or quantizers is not None):
             what = _MASK if masked else "packed documents (cu_seqlens)" if packed else "fp8 (fp8_dpa)"
             raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
-        drops = dropout or core.dropout
-        if not (context.with_cache or masked or again or drops or self.cp) and self._is_whole(layers):
-            return self._forward_at_once(layers, x, context, quantizers)
+        attention = core.attention(context.cu_seqlens, quantizers)
+        drops = dropout or attention.scores.dropout
+        if not (cached or masked or again or drops or self.cp) and self._is_whole(layers):
+            return self._forward_at_once(layers, x, context, attention)
         context = context._replace(attention_mask=mask, recompute_core_attention=again)
         qkv, residual = layers["layernorm_qkv"](x, first)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
@@ -294,7 +294,7 @@ class MultiHeadAttention(BackendLayer):
         """Return that of a whole sequence."""
         shape = x.shape
         if len(shape) != 2:
-            return shape[self.settings.attn_input_format.index("s")] * self._sequence_shards
+            return shape[0 if self._sequences_first else 1] * self._sequence_shards
         s, tokens = self.max_sequence_length, shape[0] * self._token_shards * self._sequence_shards
         if not s or tokens % s:
             raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
@@ -302,16 +302,15 @@ class MultiHeadAttention(BackendLayer):
 
     def _batch_first(self, qkv: Tensor) -> Tensor:
         """Return the projection's output as [b, s, …]."""
-        sequences_first = self.settings.attn_input_format == "sbhd"
         if qkv.ndim == 2:
             assert self.max_sequence_length is not None  # `_sequence_length` has checked it
             s = self.max_sequence_length // self._sequence_shards
-            qkv = qkv.reshape([*((s, -1) if sequences_first else (-1, s)), qkv.shape[-1]])
-        return qkv.transpose([1, 0, 2]) if sequences_first else qkv
+            qkv = qkv.reshape([*((s, -1) if self._sequences_first else (-1, s)), qkv.shape[-1]])
+        return qkv.transpose([1, 0, 2]) if self._sequences_first else qkv
 
     def _as_given(self, attended: Tensor, flat: bool) -> Tensor:
         """Undo `_batch_first`."""
-        if self.settings.attn_input_format == "sbhd":
+        if self._sequences_first:
             attended = attended.transpose([1, 0, 2])
         return attended.reshape([-1, attended.shape[-1]]) if flat else attended
 
@@ -321,52 +320,36 @@ class MultiHeadAttention(BackendLayer):
         That would be a norm of rotated q and k, another order of tokens, LoRA's dropout, or a hook such as those of
         sharding stage 3.
         """
-        if self._norms_after_rope or self.settings.attn_input_format != "bshd" or self.settings.norms != "before":
+        if not self._as_one:
             return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
         return not (hooks or qkv.drops or proj.drops)
 
-    def _forward_at_once(
-        self, layers: Mapping[str, Any], x: Tensor, context: Context, attention_quantizers: AttentionQuantizers | None
-    ) -> Tensor:
+    def _forward_at_once(self, layers: Mapping[str, Any], x: Tensor, context: Context, attention: Attention) -> Tensor:
         """Compute training's case, for which backends have one operation."""
-        qkv, proj, first = layers["layernorm_qkv"], layers["proj"], context.is_first_microbatch
-        (of_qkv,) = qkv.fp8.begin_forward(qkv.training, first) or (None,)
-        (of_proj,) = proj.fp8.begin_forward(proj.training, first) or (None,)
+        layernorm_qkv, first = layers["layernorm_qkv"], context.is_first_microbatch
+        (qkv,), (proj,) = layernorm_qkv.projections(first), layers["proj"].projections(first)
         return self.ops.self_attention(
             x,
-            qkv.norm(),
-            qkv._parameters["weight"],
+            layernorm_qkv.norm(),
+            qkv,
             context.rotary_pos_emb,
-            proj._parameters["weight"],
             self._heads_of_rank(),
-            layers["core_attention"].scores,
-            qkv_bias=qkv._parameters.get("bias"),
-            proj_bias=proj._parameters.get("bias"),
-            softmax_offset=layers["core_attention"]._parameters.get("softmax_offset"),
-            cu_seqlens=context.cu_seqlens,
+            attention,
+            proj,
             max_sequence_length=self.max_sequence_length,
-            tp=qkv.tp,
-            quantizers=(of_qkv, of_proj),
-            attention_quantizers=attention_quantizers,
-            fuse_wgrad_accumulation=qkv.fuse_wgrad_accumulation,
-            low_rank=(qkv.low_rank("weight"), proj.low_rank("weight")),
+            tp=layernorm_qkv.tp,
         )
-
-    @property
-    def _norms_after_rope(self) -> bool:
-        return self.q_norm is not None and not self.settings.qk_norm_before_rope
 
     def _heads_of_rank(self) -> Heads:
         """Say what the projection's output is made of.
 
         Ranks that share the heads have the same weights of norms.
         """
-        elsewhere = self._norms_after_rope or self._norms_all and self._exchange
-        qk_norm = None if elsewhere else self._qk_norm()
-        turn = self.settings.rotary_pos_interleaved, self.settings.rotary_factor
-        return Heads(self.num_heads, self.num_kv_heads, qk_norm, *turn)
+        if self.q_norm is None or self._norms_after_rope or self._norms_all and self._exchange:
+            return self._plain_heads
+        return self._plain_heads._replace(qk_norm=self._qk_norm())
 
     def _qk_norm(self) -> QKNorm | None:
         if self.q_norm is None or self.k_norm is None:
@@ -388,15 +371,8 @@ class MultiHeadAttention(BackendLayer):
             heads = self._heads(qkv, context.rotary_pos_emb)
             return core.attend(*heads, context.attention_mask, context.cu_seqlens, quantizers)
         with core.random_numbers():
-            return self.ops.rotary_attention(
-                qkv,
-                context.rotary_pos_emb,
-                self._heads_of_rank(),
-                core.scores,
-                softmax_offset=core._parameters.get("softmax_offset"),
-                cu_seqlens=context.cu_seqlens,
-                quantizers=quantizers,
-            )
+            attention = core.attention(context.cu_seqlens, quantizers)
+            return self.ops.rotary_attention(qkv, context.rotary_pos_emb, self._heads_of_rank(), attention)
 
     def _attend_with_cache(self, qkv: Tensor, context: Context) -> tuple[Tensor, KeyValue]:
         """Return (attention's output, (k, v) of all tokens so far)."""

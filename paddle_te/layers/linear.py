@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import paddle
@@ -13,12 +14,13 @@ from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
 
 from paddle_te.distributed import ContextParallel, TensorParallel
-from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
+from paddle_te.fp8 import GemmQuantizers, ModuleScaling, StoredWeight, get_autocast_state
 from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.settings import (
     BehindNorm,
     Common,
+    GemmSettings,
     LayerNormLinearSettings,
     LayerSettings,
     LinearSettings,
@@ -29,8 +31,9 @@ from paddle_te.layers.settings import (
 from paddle_te.ops import get_ops
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.interface import Ops
-from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
+from paddle_te.ops.projection import Projection
+from paddle_te.ops.recompute import MLPRecompute
 
 
 def local_size(size: int, shared_by: TensorParallel | ContextParallel | None, what: str) -> int:
@@ -124,8 +127,11 @@ class _Layer(BackendLayer):
         )
 
 
+_BIASES = {"weight": "bias", "fc1_weight": "fc1_bias", "fc2_weight": "fc2_bias"}  # by the names of their GEMMs' weights
+
+
 class _WithGemms(_Layer):
-    """Hold what the layers with GEMMs share: weights and the fp8 state.
+    """Hold what the layers with GEMMs share: weights, their biases and the fp8 state.
 
     outside_blocks: under block scaling its GEMMs are in 16 bits.
     GEMM_WEIGHTS: the names of the GEMMs' weights. Made inside `fp8.fp8_model_init` these are uint8, the bytes of e4m3
@@ -137,8 +143,9 @@ class _WithGemms(_Layer):
     outside_blocks = False
     drops = False  # see lora.WithLoRA
 
-    def __init__(self, settings: Common, set_parallel_mode: bool = False) -> None:
+    def __init__(self, settings: GemmSettings, set_parallel_mode: bool = False) -> None:
         super().__init__(settings, set_parallel_mode)
+        self.fuse_wgrad_accumulation = settings.fuse_wgrad_accumulation
         self.fp8 = self._scaling()
 
     def _scaling(self) -> ModuleScaling:
@@ -147,9 +154,20 @@ class _WithGemms(_Layer):
         stored = () if recipe is None else [StoredWeight(recipe) for _ in range(gemms)]
         return ModuleScaling(gemms, self.ops.amax_and_scale_update, stored=stored)
 
-    def low_rank(self, weight: str, x: Tensor | None = None) -> LowRankUpdate | None:
-        """Return what is added to the product with a weight, by its name: LoRA's, see `lora.WithLoRA`."""
-        return None
+    def begin_forward(self, is_first_microbatch: bool | None) -> Sequence[GemmQuantizers | None]:
+        """Return the quantizers of the GEMMs, in the order of GEMM_WEIGHTS. Call it before the first kernel."""
+        return self.fp8.begin_forward(self.training, is_first_microbatch) or (None,) * len(self.GEMM_WEIGHTS)
+
+    def projections(self, is_first_microbatch: bool | None) -> list[Projection]:
+        """Begin a forward; return the GEMMs in the order of GEMM_WEIGHTS."""
+        of_gemms = self.fp8.begin_forward(self.training, is_first_microbatch) or repeat(None)
+        return [*map(self.projection, self.GEMM_WEIGHTS, of_gemms)]
+
+    def projection(self, weight: str, quantizers: GemmQuantizers | None, x: Tensor | None = None) -> Projection:
+        """Return the GEMM with a weight, by its name. x: its input, of which LoRA may drop numbers."""
+        parameters = self._parameters
+        bias = parameters.get(_BIASES[weight])
+        return Projection(parameters[weight], bias, quantizers, self.fuse_wgrad_accumulation)
 
     def create_weight(
         self,
@@ -272,7 +290,6 @@ class Linear(_WithGemms):
     def __init__(self, settings: LinearSettings) -> None:
         super().__init__(settings, settings.parallel_mode is not None)
         self.parallel_mode = settings.parallel_mode if self.tp is not None else None
-        self.fuse_wgrad_accumulation = settings.fuse_wgrad_accumulation
         split_axis = {"column": 0, "row": 1, None: None}[self.parallel_mode]
         shape = [settings.out_features, settings.in_features]
         if split_axis is not None:
@@ -285,18 +302,9 @@ class Linear(_WithGemms):
 
         residual, if any, is of that shape and added. is_first_microbatch: as TransformerLayer's.
         """
-        quantizers, parameters = self.fp8.begin_forward(self.training, is_first_microbatch), self._parameters
-        return self.ops.linear(
-            x,
-            parameters["weight"],
-            bias=parameters.get("bias"),
-            residual=residual,
-            parallel_mode=self.parallel_mode,
-            tp=self.tp,
-            quantizers=None if quantizers is None else quantizers[0],
-            fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
-            low_rank=self.low_rank("weight", x),
-        )
+        (quantizers,) = self.begin_forward(is_first_microbatch)
+        projection = self.projection("weight", quantizers, x)
+        return self.ops.linear(x, projection, residual=residual, parallel_mode=self.parallel_mode, tp=self.tp)
 
 
 class _BehindNorm(_WithGemms):
@@ -304,9 +312,8 @@ class _BehindNorm(_WithGemms):
 
     def __init__(self, settings: BehindNorm, size: int, eps: float) -> None:
         super().__init__(settings, settings.set_parallel_mode)
-        self.settings, self.fuse_wgrad_accumulation = settings, settings.fuse_wgrad_accumulation
+        self.settings, self._norm_again = settings, settings.norm_again
         self.eps, self.zero_centered_gamma = eps, settings.zero_centered_gamma
-        self._norm_again = settings.norm_again
         kind, centered = settings.normalization, self.zero_centered_gamma
         none: tuple[Tensor | None, Tensor | None] = (None, None)
         self.ln_weight, self.ln_bias = none if kind is None else self.create_norm(size, kind, centered)
@@ -314,10 +321,10 @@ class _BehindNorm(_WithGemms):
     def norm(self) -> Norm | None:
         """Return the `ops.norms.Norm`, or None."""
         parameters = self._parameters
-        if parameters.get("ln_weight") is None:
+        weight = parameters.get("ln_weight")
+        if weight is None:
             return None
-        norm = parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma
-        return Norm(*norm, self._norm_again)
+        return Norm(weight, self.eps, parameters.get("ln_bias"), self.zero_centered_gamma, self._norm_again)
 
 
 class LayerNormLinear(_BehindNorm):
@@ -343,17 +350,8 @@ class LayerNormLinear(_BehindNorm):
         The second value is x again: use it for the residual branch, so that backward adds both gradients of x
         inside RMSNorm's kernel.
         """
-        quantizers, parameters = self.fp8.begin_forward(self.training, is_first_microbatch), self._parameters
-        return self.ops.layernorm_linear(
-            x,
-            self.norm(),
-            parameters["weight"],
-            bias=parameters.get("bias"),
-            tp=self.tp,
-            quantizers=None if quantizers is None else quantizers[0],
-            fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
-            low_rank=self.low_rank("weight"),
-        )
+        (projection,) = self.projections(is_first_microbatch)
+        return self.ops.layernorm_linear(x, self.norm(), projection, tp=self.tp)
 
 
 class LayerNormMLP(_BehindNorm):
@@ -376,10 +374,9 @@ class LayerNormMLP(_BehindNorm):
         super().__init__(replace(settings, normalization=settings.norm_before), hidden_size, settings.eps)
         self.post_norm = norm_of(settings.norm_after(hidden_size, settings.eps), settings.normalization)
         self.dropout_in_training, self.activation = settings.hidden_dropout, settings.activation
-        self.chunk_tokens, self.recompute = settings.chunk_tokens, settings.mlp_again
         ffn = local_size(settings.ffn_hidden_size, self.tp, "ffn_hidden_size")
         fc1_rows = FC1_WIDTHS[self.activation] * ffn
-        self.fp8_input_store = settings.input_store(ffn)
+        self.recompute = MLPRecompute(settings.mlp_again, settings.chunk_tokens, settings.input_store(ffn))
         self.create_weight("fc1_weight", [fc1_rows, hidden_size], settings.init_method, 0)
         self.create_weight("fc2_weight", [hidden_size, ffn], settings.output_init, 1)
         self.fc1_bias = self.create_bias(fc1_rows, split=True) if settings.bias else None
@@ -395,24 +392,16 @@ class LayerNormMLP(_BehindNorm):
 
         is_first_microbatch: as TransformerLayer's.
         """
-        parameters = self._parameters
-        first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        fc1, fc2 = self.projections(is_first_microbatch)
         out = self.ops.layernorm_mlp(
             x,
             self.norm(),
-            parameters["fc1_weight"],
-            parameters["fc2_weight"],
-            fc1_bias=parameters.get("fc1_bias"),
-            fc2_bias=parameters.get("fc2_bias"),
+            fc1,
+            fc2,
             activation=self.activation,
             add_residual=self.adds_at_once,
             recompute=self.recompute,
-            chunk_tokens=self.chunk_tokens,
-            fp8_input_store=self.fp8_input_store,
             tp=self.tp,
-            quantizers=(first, second),
-            fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
-            low_rank=(self.low_rank("fc1_weight"), self.low_rank("fc2_weight")),
         )
         return self.added(*out) if isinstance(out, tuple) else out
 

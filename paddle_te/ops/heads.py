@@ -1,10 +1,15 @@
-"""The settings of attention besides its tensors."""
+"""The records that attention takes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from paddle import Tensor
+
+from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.norms import QKNorm
+
+AttentionQuantizers = tuple[GemmQuantizers, ...]  # of `fp8.ModuleScaling.of_attention`, three
 
 
 class Heads(NamedTuple):
@@ -53,3 +58,20 @@ class Scores(NamedTuple):
     window: int = -1
     dropout: float = 0.0
     softcap: float = 0.0
+
+
+class Attention(NamedTuple):
+    """What attention reads besides q, k, v and a mask.
+
+    softmax_offset: [h], a further score of each head, which counts in the softmax's denominator and has no value (the
+        sinks of Xiao et al., 2023, arXiv 2309.17453, learned as in gpt-oss). None: there is none.
+    cu_seqlens: attention is among the tokens of a document; int32 [documents + 1]: where the documents begin and end in
+        the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them). Then there is no
+        mask, no quantizers and no cache.
+    quantizers: attention is in fp8: causal, without window and dropout, as many keys as queries.
+    """
+
+    scores: Scores
+    softmax_offset: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    quantizers: AttentionQuantizers | None = None

@@ -3,12 +3,8 @@
 `Ops` is the one statement of it. `ops.pd` and `ops.te` are modules with these functions; mypy and a test compare them.
 
 Common to all: activations are [b, s, h], or [tokens, h] with tokens = b·s (under sequence parallelism b·s/tp).
-Weights are [out, in]; a weight that exists in fp8 only is uint8, and its GEMM's quantizers.weight a `fp8.StoredWeight`.
-bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
-rank gets the bias's whole gradient, under sequence parallelism too.
-norm: before a GEMM; None: the GEMM reads x itself. `tp` is None for one rank. `quantizers` is what
-`fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a GEMM in the activations' own precision.
-fuse_wgrad_accumulation: the weight's gradient is added to its main_grad.
+norm: before a GEMM; None: the GEMM reads x itself. `tp` is None for one rank. What GEMMs read besides x is in their
+`Projection`, what attention reads besides q, k, v and a mask in an `Attention`.
 """
 
 from __future__ import annotations
@@ -19,13 +15,11 @@ from typing import Any, Protocol
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
-from paddle_te.fp8 import GemmQuantizers, StoredWeight
-from paddle_te.ops.heads import Heads, LatentHeads, Scores
-from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.fp8 import StoredWeight
+from paddle_te.ops.heads import Attention, Heads, LatentHeads
 from paddle_te.ops.norms import Norm
-
-AttentionQuantizers = tuple[GemmQuantizers, ...]  # of `fp8.ModuleScaling.of_attention`, three
-QuantizersOfTwo = tuple[GemmQuantizers | None, GemmQuantizers | None]
+from paddle_te.ops.projection import Projection
+from paddle_te.ops.recompute import NOTHING_AGAIN, MLPRecompute
 
 
 class Ranks(Protocol):
@@ -86,38 +80,25 @@ class Ops(Protocol):
     def linear(
         self,
         x: Tensor,
-        weight: Tensor,
+        projection: Projection,
         *,
-        bias: Tensor | None = None,
         residual: Tensor | None = None,
         parallel_mode: str | None = None,
         tp: Ranks | None = None,
-        quantizers: GemmQuantizers | None = None,
-        fuse_wgrad_accumulation: bool = False,
         transpose_y: bool = True,
-        low_rank: LowRankUpdate | None = None,
     ) -> Tensor:
-        """Return x · weightᵀ (+ bias) (+ residual) (+ low_rank's product), [..., out].
+        """Return the projection of x (+ residual), [..., out].
 
         The weight is split by parallel_mode ("column", "row" or None) over tp. Without transpose_y the weight
         is [in, out], not one in fp8 only.
         """
 
     def layernorm_linear(
-        self,
-        x: Tensor,
-        norm: Norm | None,
-        weight: Tensor,
-        *,
-        bias: Tensor | None = None,
-        tp: Ranks | None = None,
-        quantizers: GemmQuantizers | None = None,
-        fuse_wgrad_accumulation: bool = False,
-        low_rank: LowRankUpdate | None = None,
+        self, x: Tensor, norm: Norm | None, projection: Projection, *, tp: Ranks | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return (normalize(x) · weightᵀ (+ bias) (+ low_rank's product), x again): column parallel.
+        """Return (the projection of normalize(x), x again): column parallel.
 
-        low_rank has no x of its own. x is to be used as the residual: an implementation then adds both
+        projection.low_rank has no x of its own. x is to be used as the residual: an implementation then adds both
         gradients of x in one kernel.
         """
 
@@ -125,32 +106,19 @@ class Ops(Protocol):
         self,
         x: Tensor,
         norm: Norm | None,
-        fc1_weight: Tensor,
-        fc2_weight: Tensor,
+        fc1: Projection,
+        fc2: Projection,
         *,
-        fc1_bias: Tensor | None = None,
-        fc2_bias: Tensor | None = None,
         activation: str = "swiglu",
         add_residual: bool = True,
-        recompute: str | None = None,
-        chunk_tokens: int = 0,
-        fp8_input_store: bool = False,
+        recompute: MLPRecompute = NOTHING_AGAIN,
         tp: Ranks | None = None,
-        quantizers: QuantizersOfTwo = (None, None),
-        fuse_wgrad_accumulation: bool = False,
-        low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias), x's shape.
+        """Return x + fc2(activate(fc1(normalize(x)))), x's shape.
 
         fc1 is column parallel, a gated activation's gate and up stacked, fc2 row parallel. Without add_residual
-        (the second summand, x again).
-
-        recompute: what backward computes again instead of keeping it, "mlp_act" the activation, "mlp" all from the norm
-        to the activation, None nothing. So it does with the norm where norm.recompute says so.
-        chunk_tokens: with more tokens the GEMMs take so many at a time, and backward computes each chunk again; 0:
-        never. fp8_input_store: the activation's input is kept in MXFP8, and backward computes what it computes again
-        from that; with recompute "mlp" and in chunks nothing is kept.
-        quantizers, low_rank: of each GEMM. With a low_rank, which has no x of its own, there are no chunks.
+        (the second summand, x again). recompute: what backward computes again, besides the norm where norm.recompute
+        says so. With a low_rank, which has no x of its own, there are no chunks.
         """
 
     def accumulate_wgrad(self, x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
@@ -179,30 +147,14 @@ class Ops(Protocol):
         """
 
     def dot_product_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scores: Scores,
-        *,
-        softmax_offset: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        quantizers: AttentionQuantizers | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, attention: Attention, attention_mask: Tensor | None = None
     ) -> Tensor:
         """Return softmax(q·kᵀ·scale + mask)·v per head, [b, s, h·d].
 
         Query heads share kv heads in groups (GQA, Ainslie et al., 2023). q: [b, s, h, d]; k, v: [b, s_kv, h_kv,
         d], h a multiple of h_kv; s_kv may be more than s (a cache). Heads of v may be of another width than those of q
         and k, which the result then has.
-
-        softmax_offset: [h], a further score of each head, which counts in the softmax's denominator and has no value
-        (the sinks of Xiao et al., 2023, arXiv 2309.17453, learned as in gpt-oss). None: there is none.
-        attention_mask: additive, [b or 1, 1, s, s_kv]; None: what `scores` says.
-        cu_seqlens: attention is among the tokens of a document; int32 [documents + 1]: where the documents begin and
-        end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them). Then there
-        is no mask, no quantizers and no cache.
-        quantizers: attention is in fp8: causal, without window and dropout, as many keys as queries.
+        attention_mask: additive, [b or 1, 1, s, s_kv]; None: what attention.scores says.
         """
 
     def attention_with_lse(
@@ -222,44 +174,25 @@ class Ops(Protocol):
         out, lse and dout are of attention to all keys.
         """
 
-    def rotary_attention(
-        self,
-        qkv: Tensor,
-        freqs: Tensor | None,
-        heads: Heads,
-        scores: Scores,
-        *,
-        softmax_offset: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        quantizers: AttentionQuantizers | None = None,
-    ) -> Tensor:
-        """dot_product_attention(*rotary_qkv(qkv, …), …)."""
+    def rotary_attention(self, qkv: Tensor, freqs: Tensor | None, heads: Heads, attention: Attention) -> Tensor:
+        """dot_product_attention(*rotary_qkv(qkv, freqs, heads), attention)."""
 
     def self_attention(
         self,
         x: Tensor,
         norm: Norm,
-        qkv_weight: Tensor,
+        qkv: Projection,
         freqs: Tensor | None,
-        proj_weight: Tensor,
         heads: Heads,
-        scores: Scores,
+        attention: Attention,
+        proj: Projection,
         *,
-        qkv_bias: Tensor | None = None,
-        proj_bias: Tensor | None = None,
-        softmax_offset: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
         max_sequence_length: int | None = None,
         tp: Ranks | None = None,
-        quantizers: QuantizersOfTwo = (None, None),
-        attention_quantizers: AttentionQuantizers | None = None,
-        fuse_wgrad_accumulation: bool = False,
-        low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
     ) -> Tensor:
-        """linear(rotary_attention(layernorm_linear(x))) + x, without dropout.
+        """linear(rotary_attention(layernorm_linear(x, norm, qkv), freqs, heads, attention), proj) + x, without dropout.
 
-        max_sequence_length: s, for x [tokens, hidden]. quantizers, low_rank: of the two GEMMs; a low_rank has no x of
-        its own.
+        max_sequence_length: s, for x [tokens, hidden]. A low_rank has no x of its own.
         """
 
     def parallel_cross_entropy(

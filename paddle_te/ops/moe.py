@@ -17,8 +17,8 @@ from paddle import Tensor
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops import BACKENDS
-from paddle_te.ops.interface import QuantizersOfTwo
 
+QuantizersOfTwo = tuple[GemmQuantizers | None, GemmQuantizers | None]
 SMALL = 1e-20  # the least sum of sigmoids, as in DeepSeek-V3
 
 

@@ -36,6 +36,7 @@ from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
+from paddle_te.ops.projection import Projection
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
 CONFIG = Door(mark="", between="=")  # of a model's configuration
@@ -131,15 +132,8 @@ class TELMHead(HostClass):
     def _logits(self, hidden_states: Tensor, tensor_parallel_output: bool | None) -> Tensor:
         config = self.config
         hidden_states, tp = self._with_ranks(hidden_states)
-        logits = ops_of(config).linear(
-            hidden_states,
-            self.weight,
-            parallel_mode=None if tp is None else "column",
-            tp=tp,
-            quantizers=self._quantizers(),
-            fuse_wgrad_accumulation=self._fuses_wgrad(),
-            transpose_y=self.transpose_y,
-        )
+        head = Projection(self.weight, quantizers=self._quantizers(), fuse_wgrad_accumulation=self._fuses_wgrad())
+        logits = ops_of(config).linear(hidden_states, head, parallel_mode="column", tp=tp, transpose_y=self.transpose_y)
         logits = soft_cap(logits, self.softcap)
         if config.sequence_parallel:
             logits = logits.reshape([-1, rank_sequence_length(config), logits.shape[-1]])

@@ -54,7 +54,6 @@ class GroupedLinear(_Grouped):
     @takes(GroupedLinearSettings)
     def __init__(self, settings: GroupedLinearSettings) -> None:
         super().__init__(settings)
-        self.fuse_wgrad_accumulation = settings.fuse_wgrad_accumulation
         experts, out = settings.num_gemms, settings.out_features
         self.create_weight("weight", [experts, out, settings.in_features], settings.init_method)
         self.bias = self.create_grouped_bias(experts, out) if settings.bias else None
@@ -182,16 +181,15 @@ class SharedExpertMLP(_WithGemms):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, is_first_microbatch: bool | None = None) -> Tensor:
         """Compute [tokens, hidden_size] -> the same shape; residual: is added."""
-        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        first, second = self.begin_forward(is_first_microbatch)
         moe_ops, activation = get_moe_ops(self.backend), self.config.activation
         if self.gate_weight is None:
-            act = self.ops.activate(self._linear(x, "fc1", quantizers[0]), activation)
+            act = self.ops.activate(self._linear(x, "fc1", first), activation)
         else:
             x, of_gate = moe_ops.fork(x, 2)
-            act = moe_ops.scaled_activate(
-                self._linear(x, "fc1", quantizers[0]), self._gate(of_gate, self.gate_weight), activation
-            )
-        return self._linear(act, "fc2", quantizers[1], residual)
+            hidden = self._linear(x, "fc1", first)
+            act = moe_ops.scaled_activate(hidden, self._gate(of_gate, self.gate_weight), activation)
+        return self._linear(act, "fc2", second, residual)
 
     def _gate(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the gate of each token, float32 [tokens]."""
@@ -202,14 +200,5 @@ class SharedExpertMLP(_WithGemms):
     def _linear(
         self, x: Tensor, name: str, quantizers: GemmQuantizers | None, residual: Tensor | None = None
     ) -> Tensor:
-        parameters = self._parameters
-        return self.ops.linear(
-            x,
-            parameters[f"{name}_weight"],
-            bias=parameters.get(f"{name}_bias"),
-            residual=residual,
-            parallel_mode={"fc1": "column", "fc2": "row"}[name] if self.tp is not None else None,
-            tp=self.tp,
-            quantizers=quantizers,
-            fuse_wgrad_accumulation=self.config.fuse_wgrad_accumulation,
-        )
+        mode, projection = {"fc1": "column", "fc2": "row"}[name], self.projection(f"{name}_weight", quantizers, x)
+        return self.ops.linear(x, projection, residual=residual, parallel_mode=mode, tp=self.tp)

@@ -11,7 +11,6 @@ from paddle import Tensor, nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 
 from paddle_te.distributed import ExpertParallel
-from paddle_te.fp8 import GemmQuantizers
 from paddle_te.layers.lora import WithLoRA, attributes_of_b
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
 from paddle_te.ops.moe import ExpertWeights, GroupedLowRank
@@ -123,10 +122,3 @@ class LoRASharedExpertMLP(WithLoRA, SharedExpertMLP):
     """Compute SharedExpertMLP with LoRA on gate, if there is one, up and down."""
 
     PARALLEL_MODES = {"fc1_weight": "column", "fc2_weight": "row"}
-
-    def _linear(
-        self, x: Tensor, name: str, quantizers: GemmQuantizers | None, residual: Tensor | None = None
-    ) -> Tensor:
-        if self.plain():
-            return super()._linear(x, name, quantizers, residual)
-        return self.gemm(x, f"{name}_weight", self._parameters.get(f"{name}_bias"), quantizers, residual)

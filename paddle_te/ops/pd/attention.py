@@ -9,8 +9,7 @@ from paddle import Tensor
 from paddle_te.fp8.emulation import emulated_fp8_attention
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.documents import check_cu_seqlens
-from paddle_te.ops.heads import Heads, LatentHeads, Scores
-from paddle_te.ops.interface import AttentionQuantizers
+from paddle_te.ops.heads import Attention, Heads, LatentHeads
 from paddle_te.ops.norms import Norm, QKNorm
 from paddle_te.ops.pd.linear import normalize
 
@@ -74,25 +73,17 @@ def _normed(x: Tensor, weight: Tensor, norm: QKNorm) -> Tensor:
 
 
 def dot_product_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scores: Scores,
-    *,
-    softmax_offset: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    quantizers: AttentionQuantizers | None = None,
+    q: Tensor, k: Tensor, v: Tensor, attention: Attention, attention_mask: Tensor | None = None
 ) -> Tensor:
     """Attend: see `ops.interface`. The softmax is float32; fp8 is emulated.
 
     Raises ValueError for cu_seqlens that do not cover all tokens.
     """
-    scale, causal, window, dropout, softcap = scores
-    if quantizers is not None:
-        return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
-    if cu_seqlens is not None:
-        return _attend_in_documents(q, k, v, cu_seqlens, scores, softmax_offset)
+    scale, causal, window, dropout, softcap = attention.scores
+    if attention.quantizers is not None:
+        return emulated_fp8_attention(q, k, v, scale, attention.quantizers).flatten(2)
+    if attention.cu_seqlens is not None:
+        return _attend_in_documents(q, k, v, attention.cu_seqlens, attention._replace(cu_seqlens=None))
     b, s, h, d = q.shape
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
@@ -107,7 +98,7 @@ def dot_product_attention(
         position = paddle.arange(s_kv)
         near = position >= position[s_kv - s :].unsqueeze(1) - window
         products = paddle.where(near, products, paddle.full([], paddle.finfo(products.dtype).min, products.dtype))
-    probabilities = F.dropout(_softmax(products, softmax_offset), dropout)
+    probabilities = F.dropout(_softmax(products, attention.softmax_offset), dropout)
     out = paddle.matmul(probabilities.astype(v.dtype), v)
     return out.reshape([b, h, s, -1]).transpose([0, 2, 1, 3]).reshape([b, s, -1])
 
@@ -120,9 +111,7 @@ def _softmax(products: Tensor, offset: Tensor | None) -> Tensor:
     return F.softmax(paddle.concat([products, beside], -1), -1)[..., :-1]
 
 
-def _attend_in_documents(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scores: Scores, softmax_offset: Tensor | None
-) -> Tensor:
+def _attend_in_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, attention: Attention) -> Tensor:
     """Attend in each document alone, one after another."""
     check_cu_seqlens(cu_seqlens)
     (b, s), ends = q.shape[:2], cu_seqlens.numpy().tolist()
@@ -131,9 +120,7 @@ def _attend_in_documents(
         raise ValueError(f"cu_seqlens must rise from 0 to {b * s}, the number of tokens: {ends}")
     lengths = [length for length in lengths if length]
     of_each = [t.reshape([1, b * s, *t.shape[2:]]).split(lengths, 1) for t in (q, k, v)]
-    outputs = [
-        dot_product_attention(q, k, v, scores, softmax_offset=softmax_offset) for q, k, v in zip(*of_each, strict=True)
-    ]
+    outputs = [dot_product_attention(q, k, v, attention) for q, k, v in zip(*of_each, strict=True)]
     return paddle.concat(outputs, 1).reshape([b, s, -1])
 
 
@@ -176,21 +163,9 @@ def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
     return scores + paddle.triu(paddle.full(scores.shape[2:], -float("inf")), diagonal=1) if causal else scores
 
 
-def rotary_attention(
-    qkv: Tensor,
-    freqs: Tensor | None,
-    heads: Heads,
-    scores: Scores,
-    *,
-    softmax_offset: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    quantizers: AttentionQuantizers | None = None,
-) -> Tensor:
-    """Return dot_product_attention(*rotary_qkv(qkv, …), …)."""
-    q, k, v = rotary_qkv(qkv, freqs, heads)
-    return dot_product_attention(
-        q, k, v, scores, softmax_offset=softmax_offset, cu_seqlens=cu_seqlens, quantizers=quantizers
-    )
+def rotary_attention(qkv: Tensor, freqs: Tensor | None, heads: Heads, attention: Attention) -> Tensor:
+    """Return dot_product_attention(*rotary_qkv(qkv, freqs, heads), attention)."""
+    return dot_product_attention(*rotary_qkv(qkv, freqs, heads), attention)
 
 
 def check_attention(

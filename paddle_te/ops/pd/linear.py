@@ -11,13 +11,14 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
-from paddle_te.fp8 import GemmQuantizers
 from paddle_te.fp8.emulation import emulated_fp8_linear, rounded_to_mxfp8
 from paddle_te.ops.activations import CLAMP
 from paddle_te.ops.chunks import chunk_rows, ranges
-from paddle_te.ops.interface import QuantizersOfTwo, Ranks
+from paddle_te.ops.interface import Ranks
 from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
+from paddle_te.ops.projection import Projection
+from paddle_te.ops.recompute import NOTHING_AGAIN, MLPRecompute
 
 
 def normalize(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
@@ -65,7 +66,8 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return _ACTIVATIONS[activation](x)
 
 
-def _gemm(x: Tensor, weight: Tensor, quantizers: GemmQuantizers | None, transpose_y: bool = True) -> Tensor:
+def _gemm(x: Tensor, projection: Projection, transpose_y: bool = True) -> Tensor:
+    weight, quantizers = projection.weight, projection.quantizers
     if quantizers is None:
         return paddle.matmul(x, weight, transpose_y=transpose_y)
     return emulated_fp8_linear(x, weight, quantizers, transpose_y)
@@ -104,32 +106,18 @@ class _OfStored(PyLayer):
         return x.grad
 
 
-def _check_fusion(fuse_wgrad_accumulation: bool) -> None:
-    if fuse_wgrad_accumulation:
+def _check_fusion(*projections: Projection) -> None:
+    if any(projection.fuse_wgrad_accumulation for projection in projections):
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
 
 
-def _column(
-    x: Tensor,
-    weight: Tensor,
-    tp: Ranks | None,
-    quantizers: GemmQuantizers | None,
-    transpose_y: bool = True,
-    bias: Tensor | None = None,
-) -> Tensor:
-    y = _gemm(x if tp is None else tp.enter(x), weight, quantizers, transpose_y)
-    return y if bias is None else y + bias
+def _column(x: Tensor, projection: Projection, tp: Ranks | None, transpose_y: bool = True) -> Tensor:
+    y = _gemm(x if tp is None else tp.enter(x), projection, transpose_y)
+    return y if projection.bias is None else y + projection.bias
 
 
-def _row(
-    x: Tensor,
-    weight: Tensor,
-    tp: Ranks | None,
-    quantizers: GemmQuantizers | None,
-    transpose_y: bool = True,
-    bias: Tensor | None = None,
-) -> Tensor:
-    y = _gemm(x, weight, quantizers, transpose_y)
+def _row(x: Tensor, projection: Projection, tp: Ranks | None, transpose_y: bool = True) -> Tensor:
+    y, bias = _gemm(x, projection, transpose_y), projection.bias
     if tp is not None:
         y = tp.leave(y)
         if bias is not None and tp.sequence_parallel:
@@ -175,68 +163,39 @@ def _diagonal(low_rank: LowRankUpdate) -> Tensor:
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    projection: Projection,
     *,
-    bias: Tensor | None = None,
     residual: Tensor | None = None,
     parallel_mode: str | None = None,
     tp: Ranks | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
     transpose_y: bool = True,
-    low_rank: LowRankUpdate | None = None,
 ) -> Tensor:
     """Multiply x with a weight: see `ops.interface`."""
-    _check_fusion(fuse_wgrad_accumulation)
-    tp = None if parallel_mode is None else tp
-    y = _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y)
+    _check_fusion(projection)
+    y = _projected(x, projection, parallel_mode, None if parallel_mode is None else tp, transpose_y)
     return y if residual is None else y + residual
 
 
-def _adapted(
-    x: Tensor,
-    weight: Tensor,
-    parallel_mode: str | None,
-    tp: Ranks | None,
-    quantizers: GemmQuantizers | None,
-    bias: Tensor | None,
-    low_rank: LowRankUpdate | None,
-    transpose_y: bool = True,
+def _projected(
+    x: Tensor, projection: Projection, parallel_mode: str | None, tp: Ranks | None, transpose_y: bool = True
 ) -> Tensor:
-    """Pass x through a GEMM, with the product of a LowRankUpdate, or None, beside it."""
-    gemm = _row if parallel_mode == "row" else _column
-    y = gemm(x, weight, tp, quantizers, transpose_y, bias)
+    """Pass x through a GEMM, with the product of its LowRankUpdate, if any, beside it."""
+    y = (_row if parallel_mode == "row" else _column)(x, projection, tp, transpose_y)
+    low_rank = projection.low_rank
     return y if low_rank is None else y + _low_rank_product(x, low_rank, parallel_mode, tp)
 
 
 def layernorm_linear(
-    x: Tensor,
-    norm: Norm | None,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    tp: Ranks | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
-    low_rank: LowRankUpdate | None = None,
+    x: Tensor, norm: Norm | None, projection: Projection, *, tp: Ranks | None = None
 ) -> tuple[Tensor, Tensor]:
     """Norm x and multiply it with a weight: see `ops.interface`."""
-    _check_fusion(fuse_wgrad_accumulation)
-    return _normed_column(x, norm, weight, tp, quantizers, bias, low_rank), x
+    _check_fusion(projection)
+    return _normed_column(x, norm, projection, tp), x
 
 
-def _normed_column(
-    x: Tensor,
-    norm: Norm | None,
-    weight: Tensor,
-    tp: Ranks | None,
-    quantizers: GemmQuantizers | None,
-    bias: Tensor | None,
-    low_rank: LowRankUpdate | None,
-) -> Tensor:
+def _normed_column(x: Tensor, norm: Norm | None, projection: Projection, tp: Ranks | None) -> Tensor:
     def function(x: Tensor) -> Tensor:
-        z = x if norm is None else normalize(x, norm)
-        return _adapted(z, weight, "column", tp, quantizers, bias, low_rank)
+        return _projected(x if norm is None else normalize(x, norm), projection, "column", tp)
 
     return _again(function, x, norm is not None and norm.recompute)
 
@@ -244,54 +203,47 @@ def _normed_column(
 def layernorm_mlp(
     x: Tensor,
     norm: Norm | None,
-    fc1_weight: Tensor,
-    fc2_weight: Tensor,
+    fc1: Projection,
+    fc2: Projection,
     *,
-    fc1_bias: Tensor | None = None,
-    fc2_bias: Tensor | None = None,
     activation: str = "swiglu",
     add_residual: bool = True,
-    recompute: str | None = None,
-    chunk_tokens: int = 0,
-    fp8_input_store: bool = False,
+    recompute: MLPRecompute = NOTHING_AGAIN,
     tp: Ranks | None = None,
-    quantizers: QuantizersOfTwo = (None, None),
-    fuse_wgrad_accumulation: bool = False,
-    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute an MLP behind a norm: see `ops.interface`."""
-    _check_fusion(fuse_wgrad_accumulation)
-
-    def fc2(act: Tensor) -> Tensor:
-        return _adapted(act, fc2_weight, "row", tp, quantizers[1], fc2_bias, low_rank[1])
+    _check_fusion(fc1, fc2)
 
     def second_half(hidden: Tensor) -> Tensor:
-        return fc2(activate(hidden, activation))
-
-    def of_stored(hidden: Tensor) -> Tensor:
-        if recompute != "mlp_act":
-            return fc2(_OfStored.apply(lambda hidden: activate(hidden, activation), hidden))
-
-        def both_products(
-            hidden: Tensor,
-        ) -> Tensor | tuple[Tensor, Tensor]:  # x · A is kept: B's gradient is that of forward's numbers
-            act = activate(hidden, activation)
-            y = _row(act, fc2_weight, tp, quantizers[1], bias=fc2_bias)
-            return y if low_rank[1] is None else (y, _low_rank_input(act, low_rank[1]))
-
-        out = _OfStored.apply(both_products, hidden)
-        return out if low_rank[1] is None else out[0] + _low_rank_output(out[1], low_rank[1], "row", tp)
+        return _projected(activate(hidden, activation), fc2, "row", tp)
 
     def both_halves(x: Tensor) -> Tensor:
-        hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias, low_rank[0])
+        hidden = _normed_column(x, norm, fc1, tp)
         if stores and not hidden.stop_gradient and paddle.is_grad_enabled():
-            return of_stored(hidden)
-        return _again(second_half, hidden, recompute == "mlp_act")
+            return _second_half_of_stored(hidden, fc2, activation, recompute.part == "mlp_act", tp)
+        return _again(second_half, hidden, recompute.part == "mlp_act")
 
-    rows = None if any(low_rank) else chunk_rows(x, chunk_tokens, tp)
-    stores = fp8_input_store and recompute != "mlp" and rows is None
-    y = _again(both_halves, x, recompute == "mlp") if rows is None else _in_chunks(both_halves, x, rows)
+    rows = None if fc1.low_rank or fc2.low_rank else chunk_rows(x, recompute.chunk_tokens, tp)
+    stores = recompute.fp8_input_store and recompute.part != "mlp" and rows is None
+    y = _again(both_halves, x, recompute.part == "mlp") if rows is None else _in_chunks(both_halves, x, rows)
     return x + y if add_residual else (y, x)
+
+
+def _second_half_of_stored(hidden: Tensor, fc2: Projection, activation: str, again: bool, tp: Ranks | None) -> Tensor:
+    """Return fc2 of the activation, of whose input MXFP8 is kept; again: the activation's output is not kept."""
+    if not again:
+        act = _OfStored.apply(lambda hidden: activate(hidden, activation), hidden)
+        return _projected(act, fc2, "row", tp)
+    low_rank = fc2.low_rank
+
+    def both_products(hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        # x · A is kept: B's gradient is that of forward's numbers
+        act = activate(hidden, activation)
+        y = _row(act, fc2, tp)
+        return y if low_rank is None else (y, _low_rank_input(act, low_rank))
+
+    out = _OfStored.apply(both_products, hidden)
+    return out if low_rank is None else out[0] + _low_rank_output(out[1], low_rank, "row", tp)
 
 
 def _in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:

@@ -9,8 +9,7 @@ import paddle
 from paddle import Tensor
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
-from paddle_te.ops.interface import QuantizersOfTwo
-from paddle_te.ops.moe import ExpertWeights, Routing
+from paddle_te.ops.moe import ExpertWeights, QuantizersOfTwo, Routing
 from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
 from paddle_te.ops.pd.linear import activate
 from paddle_te.ops.routing import among, limit_experts, route, shares_of

@@ -9,12 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from paddle import Tensor
-
-from paddle_te.ops.interface import QuantizersOfTwo, Ranks
-from paddle_te.ops.low_rank import LowRankUpdate
-from paddle_te.ops.norms import Norm, norm_tensors
-from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import ActivationGradient, activated_in_both, activation_backward_in_both
 from paddle_te.ops.te.gemm import check_fp8, row_count
 from paddle_te.ops.te.input_store import StoredInput
@@ -26,25 +20,9 @@ from paddle_te.ops.te.linear import (
     Wanted,
     low_rank_linear_forward,
 )
-from paddle_te.ops.te.low_rank import LowRankSettings
-from paddle_te.ops.te.norm import NormSettings
+from paddle_te.ops.te.mlp_settings import MLPSettings
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import Matrix, dtype_code
-
-
-class _Settings(NamedTuple):
-    """norm, activation, add_residual, recompute, fp8_input_store: as `mlp.MLPSettings` has them.
-
-    fc1, fc2: of the products beside the GEMMs, None where there is none.
-    """
-
-    norm: NormSettings
-    activation: str
-    add_residual: bool
-    recompute: str | None
-    fp8_input_store: bool
-    fc1: LowRankSettings | None
-    fc2: LowRankSettings | None
 
 
 class _Fc1(NamedTuple):
@@ -54,7 +32,7 @@ class _Fc1(NamedTuple):
     saved: NormedLowRankLinear
 
 
-def _fc1_forward(rt: Recorder, inputs: OpInputs, settings: _Settings) -> tuple[Matrix, NormedLowRankLinear]:
+def _fc1_forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Matrix, NormedLowRankLinear]:
     """Return what an _Fc1 has."""
     factors, _ = _factors(inputs, settings)
     given = settings.norm, inputs.tensors[:5], factors, settings.fc1, inputs.quantizers[0], inputs
@@ -67,14 +45,14 @@ class _Saved:
     """fc1, act: None where backward computes it again. act: the activation's output. fc2: what its backward reads."""
 
     inputs: OpInputs
-    settings: _Settings
+    settings: MLPSettings
     fc1: _Fc1 | None
     act: Placeholder | None
     fc2: SavedLowRankLinear
 
 
 def _factors(
-    inputs: OpInputs, settings: _Settings
+    inputs: OpInputs, settings: MLPSettings
 ) -> tuple[Sequence[Placeholder | None], Sequence[Placeholder | None]]:
     """Return (fc1's, fc2's) among the tensors."""
     factors = inputs.tensors[7:]
@@ -82,13 +60,12 @@ def _factors(
     return factors[:count], factors[count:]
 
 
-def _forward(rt: Recorder, inputs: OpInputs, settings: _Settings) -> tuple[Any, _Saved]:
+def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any, _Saved]:
     x, *_, weight, bias = inputs.tensors[:7]
     check_fp8(inputs.quantizers[0], tokens=row_count(x), hidden_size=x.shape[-1], ffn_hidden_size=weight.shape[1])
-    code, again = dtype_code("x", x), settings.recompute
+    code, again = dtype_code("x", x), settings.recompute.part
     hidden, of_fc1 = _fc1_forward(rt, inputs, settings)
-    stores = settings.fp8_input_store and inputs.train and again != "mlp"
-    store = StoredInput(rt, hidden, code) if stores else None
+    store = StoredInput(rt, hidden, code) if settings.stores_input and inputs.train else None
     second, wgrad = inputs.quantizers[1], inputs.train and not weight.stop_gradient
     matrix, quantized = activated_in_both(rt, hidden, code, second, settings.activation, wgrad, store)
     act = matrix.memory.reshaped([*hidden.memory.shape[:-1], matrix.shape[-1]])
@@ -120,7 +97,7 @@ def _backward(rt: Recorder, saved: _Saved, dy: Placeholder, dresidual: Placehold
 
 
 def _activation_gradient(
-    rt: Recorder, dact: Matrix, fc1: _Fc1, inputs: OpInputs, settings: _Settings, again: bool
+    rt: Recorder, dact: Matrix, fc1: _Fc1, inputs: OpInputs, settings: MLPSettings, again: bool
 ) -> ActivationGradient:
     """Return the ActivationGradient; again: whether the activation's output is wanted."""
     _, _, _, weight, bias, *_ = inputs.tensors
@@ -130,28 +107,4 @@ def _activation_gradient(
     return activation_backward_in_both(rt, dact, *given)
 
 
-_MLP = Op(_forward, _backward, weights=(3, 5))
-
-
-def adapted_mlp(
-    x: Tensor,
-    norm: Norm | None,
-    weights: Sequence[Tensor | None],
-    low_rank: Sequence[LowRankUpdate | None],
-    tp: Ranks | None,
-    quantizers: QuantizersOfTwo,
-    **settings: Any,
-) -> Any:
-    """`layernorm_mlp` with the products of one or two LowRankUpdates, `low_rank`, of which one may be None.
-
-    weights: fc1's weight and bias, fc2's. settings: of _Settings, activation to fp8_input_store.
-    """
-    factors = [factor for update in low_rank if update for factor in (*update.a, *update.b)]
-    fc1, fc2 = (update and LowRankSettings.of(update) for update in low_rank)
-    return autograd.apply(
-        _MLP,
-        (x, *norm_tensors(norm), *weights, *factors),
-        _Settings(NormSettings.of(norm), fc1=fc1, fc2=fc2, **settings),
-        quantizers=quantizers,
-        tp=tp,
-    )
+ADAPTED_MLP = Op(_forward, _backward, weights=(3, 5))

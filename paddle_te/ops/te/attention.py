@@ -17,8 +17,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import has_fp8_backward
 from paddle_te.ops.documents import check_cu_seqlens
-from paddle_te.ops.heads import Heads, Scores
-from paddle_te.ops.interface import AttentionQuantizers
+from paddle_te.ops.heads import Attention, AttentionQuantizers, Heads, Scores
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.core_attention import (
@@ -109,10 +108,9 @@ class AttentionSettings(NamedTuple):
     deterministic: bool
 
     @classmethod
-    def of(cls, heads: Heads, scores: Scores, quantizers: AttentionQuantizers | None) -> AttentionSettings:
-        """quantizers: attention's three GemmQuantizers, or None."""
-        in_fp8, of_rotation = has_fp8_backward(quantizers), RotationSettings.of(heads)
-        return cls(heads.num_heads, heads.num_kv_heads, of_rotation, scores, in_fp8, deterministic())
+    def of(cls, heads: Heads, attention: Attention) -> AttentionSettings:
+        in_fp8, of_rotation = has_fp8_backward(attention.quantizers), RotationSettings.of(heads)
+        return cls(heads.num_heads, heads.num_kv_heads, of_rotation, attention.scores, in_fp8, deterministic())
 
 
 @dataclass(slots=True)
@@ -267,34 +265,18 @@ class _Float8DotProductAttention(PyLayer):
         return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
 
 
-def rotary_attention(
-    qkv: Tensor,
-    freqs: Tensor | None,
-    heads: Heads,
-    scores: Scores,
-    *,
-    softmax_offset: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    quantizers: AttentionQuantizers | None = None,
-) -> Tensor:
-    """dot_product_attention(*rotary_qkv(qkv, …), …) without q, k and v in between."""
+def rotary_attention(qkv: Tensor, freqs: Tensor | None, heads: Heads, attention: Attention) -> Tensor:
+    """dot_product_attention(*rotary_qkv(qkv, freqs, heads), attention) without q, k and v in between."""
+    scores, softmax_offset, cu_seqlens, quantizers = attention
     weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
     tensors = qkv, freqs, cu_seqlens, draw_rng_state(scores.dropout), *weights, in_float32(softmax_offset)
-    settings = AttentionSettings.of(heads, scores, quantizers)
+    settings = AttentionSettings.of(heads, attention)
     tp = heads.qk_norm and heads.qk_norm.ranks
     return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or (), tp=tp)
 
 
 def dot_product_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scores: Scores,
-    *,
-    softmax_offset: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    quantizers: AttentionQuantizers | None = None,
+    q: Tensor, k: Tensor, v: Tensor, attention: Attention, attention_mask: Tensor | None = None
 ) -> Tensor:
     """See `ops.interface`; through cuDNN's fused attention.
 
@@ -304,12 +286,13 @@ def dot_product_attention(
     A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which other attention spares.
     In fp8 (quantizers) there is neither.
     """
+    scores, softmax_offset, cu_seqlens, quantizers = attention
     scale, causal, window, dropout, _ = scores  # `check_attention` refuses a soft cap
     (b, s, h, d), (_, keys, h_kv, _), value_dim = q.shape, k.shape, v.shape[-1]
     code = dtype_code("query_layer", q)
     check_cu_seqlens(cu_seqlens)
     if softmax_offset is not None and s == 1 and cu_seqlens is None:
-        return _attend_twice(q, k, v, scores, softmax_offset, attention_mask)
+        return _attend_twice(q, k, v, attention, attention_mask)
     for name, tensor, width in ("key_layer", k, d), ("value_layer", v, value_dim):
         check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, width], q.dtype)
     if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:
@@ -328,16 +311,14 @@ def dot_product_attention(
     return _DotProductAttention.apply(*of_heads, offset, softmax, heads, wanted, quantizers)
 
 
-def _attend_twice(
-    q: Tensor, k: Tensor, v: Tensor, scores: Scores, softmax_offset: Tensor, attention_mask: Tensor | None
-) -> Tensor:
+def _attend_twice(q: Tensor, k: Tensor, v: Tensor, attention: Attention, attention_mask: Tensor | None) -> Tensor:
     """Attend with an offset for one token, as generation with a cache has it: TE's library takes it for two or more.
 
     The token is there twice. The second of them, the last query, sees what one would.
     """
     mask = None if attention_mask is None else kept_on(attention_mask, _of_two_queries)
     q = paddle.concat([q, q], 1)
-    return dot_product_attention(q, k, v, scores, softmax_offset=softmax_offset, attention_mask=mask)[:, 1:]
+    return dot_product_attention(q, k, v, attention, mask)[:, 1:]
 
 
 def _of_two_queries(mask: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def apply(
     *,
     quantizers: Sequence[GemmQuantizers | None] = (),
     tp: Ranks | None = None,
-    fuse_wgrad_accumulation: bool = False,
+    fuse_wgrad_accumulation: tuple[bool, ...] = (),
 ) -> Any:
     """Return the op's outputs; the arguments are those of `prepare`."""
     rt = runtime.current()
@@ -61,12 +61,13 @@ def prepare(
     settings: Hashable = None,
     quantizers: Sequence[GemmQuantizers | None] = (),
     tp: Ranks | None = None,
-    fuse_wgrad_accumulation: bool = False,
+    fuse_wgrad_accumulation: tuple[bool, ...] = (),
 ) -> Program:
     """Return the Program of an op for such arguments on a Runtime, recorded if there is none yet.
 
     op: an Op. tensors: contiguous, as its forward takes them, None where it takes that. settings: the op's own record,
     hashable. quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.
+    fuse_wgrad_accumulation: of each of the op's weights; (): of none.
     """
     specs = tuple([t if t is None else (tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec[2] for spec in specs])

@@ -10,8 +10,7 @@ from paddle import Tensor
 
 from paddle_te.native import experts
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
-from paddle_te.ops.interface import QuantizersOfTwo
-from paddle_te.ops.moe import ExpertWeights
+from paddle_te.ops.moe import ExpertWeights, QuantizersOfTwo
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice
 from paddle_te.ops.te.grouped_gemms import (
     Group,
@@ -341,5 +340,5 @@ def experts_mlp(
         (x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias, *factors),
         ExpertsSettings(topk, recompute_activation, activation, pairs),
         quantizers=quantizers,
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+        fuse_wgrad_accumulation=(fuse_wgrad_accumulation,) * 2,
     )

@@ -107,5 +107,5 @@ def grouped_linear(
         _GROUPED_LINEAR,
         (x, weight, counts, bias),
         quantizers=(quantizers,),
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+        fuse_wgrad_accumulation=(fuse_wgrad_accumulation,),
     )

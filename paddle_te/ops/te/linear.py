@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import paddle
 from paddle import Tensor
 
-from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.interface import Ranks
-from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm, norm_tensors
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.gemm import (
     BiasGradient,
@@ -364,18 +363,15 @@ _LAYERNORM_LINEAR = Op(_layernorm_linear_forward, layernorm_linear_backward, wei
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    projection: Projection,
     *,
-    bias: Tensor | None = None,
     residual: Tensor | None = None,
     parallel_mode: str | None = None,
     tp: Ranks | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
     transpose_y: bool = True,
-    low_rank: LowRankUpdate | None = None,
 ) -> Tensor:
     """Multiply x with a weight: see `ops.interface`."""
+    weight, bias, quantizers, fuse, low_rank = projection
     tensors, of_linear = (x, weight, bias, residual), LinearSettings(parallel_mode, transpose_y)
     with_product = () if low_rank is None else (low_rank.x, *low_rank.a, *low_rank.b)
     return autograd.apply(
@@ -384,50 +380,24 @@ def linear(
         of_linear if low_rank is None else LowRankLinearSettings(of_linear, LowRankSettings.of(low_rank)),
         quantizers=(quantizers,),
         tp=tp,
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+        fuse_wgrad_accumulation=(fuse,),
     )
 
 
 def layernorm_linear(
-    x: Tensor,
-    norm: Norm | None,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    tp: Ranks | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
-    low_rank: LowRankUpdate | None = None,
+    x: Tensor, norm: Norm | None, projection: Projection, *, tp: Ranks | None = None
 ) -> tuple[Tensor, Tensor]:
     """Norm x and multiply it: see `ops.interface`; RMSNorm's backward kernel adds the residual's gradient."""
-    if low_rank is not None:
-        return _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers)
+    weight, bias, quantizers, fuse, low_rank = projection
+    tensors, of_norm = (x, *norm_tensors(norm), weight, bias), NormSettings.of(norm)
+    with_product = () if low_rank is None else (*low_rank.a, *low_rank.b)
     return autograd.apply(
-        _LAYERNORM_LINEAR,
-        (x, *norm_tensors(norm), weight, bias),
-        NormSettings.of(norm),
+        _LAYERNORM_LINEAR if low_rank is None else _LAYERNORM_LOW_RANK_LINEAR,
+        (*tensors, *with_product),
+        of_norm if low_rank is None else NormedLowRankSettings(of_norm, LowRankSettings.of(low_rank)),
         quantizers=(quantizers,),
         tp=tp,
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
-    )
-
-
-def _layernorm_low_rank_linear(
-    x: Tensor,
-    norm: Norm | None,
-    weight: Tensor,
-    low_rank: LowRankUpdate,
-    bias: Tensor | None,
-    tp: Ranks | None,
-    quantizers: GemmQuantizers | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `layernorm_linear` with the product of a LowRankUpdate."""
-    return autograd.apply(
-        _LAYERNORM_LOW_RANK_LINEAR,
-        (x, *norm_tensors(norm), weight, bias, *low_rank.a, *low_rank.b),
-        NormedLowRankSettings(NormSettings.of(norm), LowRankSettings.of(low_rank)),
-        quantizers=(quantizers,),
-        tp=tp,
+        fuse_wgrad_accumulation=(fuse,),
     )
 
 

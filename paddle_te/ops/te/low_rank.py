@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paddle import Tensor
+
 from paddle_te.native import low_rank as kernels
 from paddle_te.native.low_rank import Part, Sizes
 from paddle_te.ops.low_rank import LowRankUpdate
@@ -22,6 +24,18 @@ class LowRankSettings(NamedTuple):
     @classmethod
     def of(cls, low_rank: LowRankUpdate) -> LowRankSettings:
         return cls(tuple(low_rank.sizes), low_rank.scaling)
+
+
+def factors_and_settings(
+    *low_ranks: LowRankUpdate | None,
+) -> tuple[list[Tensor | None], list[LowRankSettings | None]]:
+    """Return (each one's A and then its B, the settings of each) for an op with the products of several."""
+    factors: list[Tensor | None] = []
+    settings: list[LowRankSettings | None] = []
+    for low_rank in low_ranks:
+        factors += () if low_rank is None else (*low_rank.a, *low_rank.b)
+        settings.append(None if low_rank is None else LowRankSettings.of(low_rank))
+    return factors, settings
 
 
 @dataclass(slots=True)

@@ -16,12 +16,13 @@ from paddle import Tensor
 from paddle_te.native import column_sums
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.chunks import chunk_rows, ranges
-from paddle_te.ops.interface import QuantizersOfTwo, Ranks
-from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.interface import Ranks
 from paddle_te.ops.norms import Norm, norm_tensors
+from paddle_te.ops.projection import Projection
+from paddle_te.ops.recompute import NOTHING_AGAIN, MLPRecompute
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import activated, activated_again, activation_backward
-from paddle_te.ops.te.adapted_mlp import adapted_mlp
+from paddle_te.ops.te.adapted_mlp import ADAPTED_MLP
 from paddle_te.ops.te.gemm import (
     BiasGradient,
     Operand,
@@ -41,6 +42,8 @@ from paddle_te.ops.te.gemm import (
 )
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.linear import Wanted
+from paddle_te.ops.te.low_rank import factors_and_settings
+from paddle_te.ops.te.mlp_settings import MLPSettings
 from paddle_te.ops.te.norm import NormSettings, normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
@@ -53,21 +56,6 @@ from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuanti
 from paddle_te.ops.te.runtime import DTYPES, Matrix, dtype_code
 
 FC1, FC2 = 3, 5  # the weights' places among an op's tensors
-
-
-class MLPSettings(NamedTuple):
-    """norm: its NormSettings.
-
-    activation: its name. add_residual: x is added to the output, and else returned behind it. recompute,
-    fp8_input_store: as `layernorm_mlp` has them. chunk_rows: of x in a chunk, None for all tokens at once.
-    """
-
-    norm: NormSettings
-    activation: str
-    add_residual: bool
-    recompute: str | None
-    fp8_input_store: bool
-    chunk_rows: int | None
 
 
 class _Fc1(NamedTuple):
@@ -118,10 +106,9 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     x, *_, fc1_weight, _, fc2_weight, fc2_bias = inputs.tensors
     second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
     w1, w2 = quantized_together(rt, (fc1_weight, fc2_weight), code, inputs.quantizers, train)
-    residual, again = x if settings.add_residual else None, settings.recompute
+    residual, again = x if settings.add_residual else None, settings.recompute.part
     hidden, of_fc1 = _fc1_forward(rt, inputs, settings.norm, w1, settings.add_residual)
-    stores = settings.fp8_input_store and train and again != "mlp"
-    store = StoredInput(rt, hidden, code) if stores else None
+    store = StoredInput(rt, hidden, code) if settings.stores_input and train else None
     act, read = _activated_and_weight(rt, hidden, fc2_weight, code, second, settings, train, store, w2)
     copy = of_fc1.norm.copy
     out = copy or rt.empty([*hidden.memory.shape[:-1], x.shape[-1]], x.dtype)
@@ -183,7 +170,7 @@ def _activated_and_weight(
     if quantizers is None:
         return activated(rt, hidden, code, None, activation, store=store), rt.matrix(weight, code)
     shape, weight_shape = (hidden.shape[0], weight.shape[1]), None if w else weight.shape
-    wgrad, again = not weight.stop_gradient, settings.recompute is not None
+    wgrad, again = not weight.stop_gradient, settings.recompute.part is not None
     pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, wgrad, recompute=again)
     act = activated(rt, hidden, code, quantizers, activation, pieces.input, store)
     return act, w or quantized_weight(rt, weight, code, quantizers, pieces.weight)
@@ -377,32 +364,23 @@ _IN_CHUNKS = Op(_forward_in_chunks, _backward_in_chunks, weights=(FC1, FC2))
 def layernorm_mlp(
     x: Tensor,
     norm: Norm | None,
-    fc1_weight: Tensor,
-    fc2_weight: Tensor,
+    fc1: Projection,
+    fc2: Projection,
     *,
-    fc1_bias: Tensor | None = None,
-    fc2_bias: Tensor | None = None,
     activation: str = "swiglu",
     add_residual: bool = True,
-    recompute: str | None = None,
-    chunk_tokens: int = 0,
-    fp8_input_store: bool = False,
+    recompute: MLPRecompute = NOTHING_AGAIN,
     tp: Ranks | None = None,
-    quantizers: QuantizersOfTwo = (None, None),
-    fuse_wgrad_accumulation: bool = False,
-    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `ops.interface`."""
-    settings: dict[str, Any] = dict(activation=activation, add_residual=add_residual, recompute=recompute)
-    weights = fc1_weight, fc1_bias, fc2_weight, fc2_bias
-    if any(low_rank):
-        return adapted_mlp(x, norm, weights, low_rank, tp, quantizers, fp8_input_store=fp8_input_store, **settings)
-    rows = chunk_rows(x, chunk_tokens, tp)
+    adapted = fc1.low_rank or fc2.low_rank
+    factors, low_ranks = factors_and_settings(fc1.low_rank, fc2.low_rank) if adapted else ((), ())
+    rows = None if adapted else chunk_rows(x, recompute.chunk_tokens, tp)
     return autograd.apply(
-        _AT_ONCE if rows is None else _IN_CHUNKS,
-        (x, *norm_tensors(norm), *weights),
-        MLPSettings(NormSettings.of(norm), fp8_input_store=fp8_input_store, chunk_rows=rows, **settings),
-        quantizers=quantizers,
+        ADAPTED_MLP if adapted else _AT_ONCE if rows is None else _IN_CHUNKS,
+        (x, *norm_tensors(norm), fc1.weight, fc1.bias, fc2.weight, fc2.bias, *factors),
+        MLPSettings(NormSettings.of(norm), activation, add_residual, recompute, rows, *low_ranks),
+        quantizers=(fc1.quantizers, fc2.quantizers),
         tp=tp,
-        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+        fuse_wgrad_accumulation=(fc1.fuse_wgrad_accumulation, fc2.fuse_wgrad_accumulation),
     )

@@ -43,15 +43,15 @@ class Signature(NamedTuple):
     """Say what a program is made for.
 
     tensors: TensorSpecs, None for no tensor. quantizers: QuantizerSpecs of the GEMMs, None for one that is not in fp8.
-    tp: a TensorParallel or None. train: whether a backward may follow. fuse: whether weights' gradients go to their
-    main_grad. settings: the op's own record.
+    tp: a TensorParallel or None. train: whether a backward may follow. fuse: of each GEMM's weight whether its gradient
+    goes to its main_grad. settings: the op's own record.
     """
 
     tensors: tuple[TensorSpec | None, ...]
     quantizers: tuple[QuantizerSpec | None, ...]
     tp: Any
     train: bool
-    fuse: bool
+    fuse: tuple[bool, ...]
     settings: Any
 
 
@@ -151,13 +151,12 @@ class Program:
         ranks = signature.tp and RecordedRanks(recorder, signature.tp)
         return OpInputs(tuple(tensors), tuple(quantizers), ranks, signature.train)
 
-    def _first_backward(self, rt: Runtime, fuse: bool) -> _Recorded:
+    def _first_backward(self, rt: Runtime, fuse: tuple[bool, ...]) -> _Recorded:
         """Record the backward that adds to all main gradients."""
         recorder = self._recorder
         self._grads = [recorder.placeholder(place.shape, place.dtype) for place in self.outputs]
-        self._fused = [
-            self.inputs.tensors[i] for i in self._op.weights if fuse and not self.inputs.tensors[i].stop_gradient
-        ]
+        weights = [self.inputs.tensors[i] for i, wanted in zip(self._op.weights, fuse, strict=False) if wanted]
+        self._fused = [weight for weight in weights if not weight.stop_gradient]
         for weight in self._fused:
             weight.main_grad = recorder.placeholder(weight.shape, paddle.float32)
         return self._recorded(rt, (True,) * len(self._fused))

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from paddle import Tensor
 
-from paddle_te.ops.heads import Heads, Scores
-from paddle_te.ops.interface import AttentionQuantizers, QuantizersOfTwo, Ranks
-from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.heads import Attention, Heads
+from paddle_te.ops.interface import Ranks
 from paddle_te.ops.norms import Norm
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.attention import (
     AttentionSettings,
@@ -34,7 +34,7 @@ from paddle_te.ops.te.linear import (
     linear_forward,
     low_rank_linear_forward,
 )
-from paddle_te.ops.te.low_rank import LowRankSettings
+from paddle_te.ops.te.low_rank import LowRankSettings, factors_and_settings
 from paddle_te.ops.te.norm import NormSettings
 from paddle_te.ops.te.quantized import quantized_together
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
@@ -166,34 +166,26 @@ _ADAPTED = Op(_adapted_forward, _adapted_backward, weights=(3, 6))
 def self_attention(
     x: Tensor,
     norm: Norm,
-    qkv_weight: Tensor,
+    qkv: Projection,
     freqs: Tensor | None,
-    proj_weight: Tensor,
     heads: Heads,
-    scores: Scores,
+    attention: Attention,
+    proj: Projection,
     *,
-    qkv_bias: Tensor | None = None,
-    proj_bias: Tensor | None = None,
-    softmax_offset: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     max_sequence_length: int | None = None,
     tp: Ranks | None = None,
-    quantizers: QuantizersOfTwo = (None, None),
-    attention_quantizers: AttentionQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
-    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
 ) -> Tensor:
     """linear(rotary_attention(layernorm_linear(x))) + x: see `ops.interface`."""
     sequence, qk_norm = max_sequence_length if x.ndim == 2 else None, heads.qk_norm
-    others = *((None, None) if qk_norm is None else qk_norm[:2]), in_float32(softmax_offset)
-    attention = AttentionSettings.of(heads, scores, attention_quantizers)
-    settings = SelfAttentionSettings(NormSettings.of(norm), sequence, attention)
-    tensors = x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *others
-    of_gemms = *quantizers, *(attention_quantizers or ())
-    if any(low_rank):
-        qkv, proj = (update and LowRankSettings.of(update) for update in low_rank)
-        factors = [factor for update in low_rank if update for factor in (*update.a, *update.b)]
-        settings = settings._replace(qkv=qkv, proj=proj)
-        return autograd.apply(_ADAPTED, (*tensors, *factors), settings, quantizers=of_gemms, tp=tp)
-    fuse = fuse_wgrad_accumulation
-    return autograd.apply(_SELF_ATTENTION, tensors, settings, quantizers=of_gemms, tp=tp, fuse_wgrad_accumulation=fuse)
+    others = *((None, None) if qk_norm is None else qk_norm[:2]), in_float32(attention.softmax_offset)
+    weights = norm.weight, norm.bias, qkv.weight, qkv.bias, freqs, proj.weight, proj.bias
+    adapted = qkv.low_rank or proj.low_rank
+    factors, low_ranks = factors_and_settings(qkv.low_rank, proj.low_rank) if adapted else ((), ())
+    return autograd.apply(
+        _ADAPTED if adapted else _SELF_ATTENTION,
+        (x, *weights, attention.cu_seqlens, *others, *factors),
+        SelfAttentionSettings(NormSettings.of(norm), sequence, AttentionSettings.of(heads, attention), *low_ranks),
+        quantizers=(qkv.quantizers, proj.quantizers, *(attention.quantizers or ())),
+        tp=tp,
+        fuse_wgrad_accumulation=(qkv.fuse_wgrad_accumulation, proj.fuse_wgrad_accumulation),
+    )

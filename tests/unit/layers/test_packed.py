@@ -7,7 +7,7 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import DotProductAttention, MultiHeadAttention, RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
-from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.heads import Attention, Heads, Scores
 from paddle_te.ops.te import program
 from tests import emulated_te
 from tests.layer_cases import ATTENTION, RECIPES
@@ -127,7 +127,7 @@ def test_pd_reads_the_boundaries():
     for wrong in ([0, 8], [1, 16], [0, 9, 8, 16]):
         with pytest.raises(ValueError, match="must rise from 0 to 16, the number of tokens"):
             cu_seqlens = paddle.to_tensor(wrong, "int32")
-            get_ops("paddle").rotary_attention(qkv, freqs, Heads(2, 2), Scores(0.25), cu_seqlens=cu_seqlens)
+            get_ops("paddle").rotary_attention(qkv, freqs, Heads(2, 2), Attention(Scores(0.25), cu_seqlens=cu_seqlens))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (12, 0)])

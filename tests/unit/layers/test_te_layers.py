@@ -12,8 +12,9 @@ from paddle_te import fp8, native
 from paddle_te.distributed import Pending
 from paddle_te.layers import DotProductAttention, LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
-from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.heads import Attention, Heads, Scores
 from paddle_te.ops.norms import Norm
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import float8_attention, program
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te, layer_cases
@@ -309,6 +310,13 @@ OPERANDS = {
         proj_bias=[64],
     ),
 }  # fmt: skip
+PROJECTIONS = {
+    "normalize": {},
+    "linear": {"": "projection"},
+    "layernorm_linear": {"": "projection"},
+    "layernorm_mlp": {"fc1_": "fc1", "fc2_": "fc2"},
+    "self_attention": {"qkv_": "qkv", "proj_": "proj"},
+}  # {what an operand's name begins with: the argument}
 CALLED = {"ln_weight": "the norm's weight", "ln_bias": "the norm's bias", "freqs": "rotary_pos_emb"}
 CALLED |= {f"{part}_{what}": what for part in ("qkv", "proj") for what in ("weight", "bias")}
 
@@ -323,7 +331,9 @@ def test_operands_that_do_not_fit_are_refused_before_anything_runs(function):
         given = operands | changed
         if "ln_weight" in given:
             given["norm"] = Norm(given.pop("ln_weight"), 1e-5, given.pop("ln_bias", None))
-        options = dict(heads=Heads(4, 4), scores=Scores(0.25)) if function == "self_attention" else {}
+        for prefix, argument in PROJECTIONS[function].items():
+            given[argument] = Projection(given.pop(f"{prefix}weight"), given.pop(f"{prefix}bias"))
+        options = dict(heads=Heads(4, 4), attention=Attention(Scores(0.25))) if function == "self_attention" else {}
         return op(**given, **options)
 
     with count_entry_points() as counts:
@@ -343,7 +353,7 @@ def test_operands_that_do_not_fit_are_refused_before_anything_runs(function):
 def test_a_bias_beside_a_weight_of_the_other_layout_is_refused():
     x, weight, bias = tensors("bfloat16", [4, 16], [16, 32], [32])
     with pytest.raises(ValueError, match="beside weights .out, in. alone"):
-        get_ops("transformer_engine").linear(x, weight, bias=bias, transpose_y=False)
+        get_ops("transformer_engine").linear(x, Projection(weight, bias), transpose_y=False)
 
 
 @pytest.mark.parametrize("amax_ranks, gathered", [([0, 1, 2, 3], paddle.uint8), ([0, 2], paddle.bfloat16)])
@@ -389,9 +399,9 @@ def test_one_token_with_sinks(seed, keys, masked, window):
     offset, scores = paddle.randn([4]), Scores(64**-0.5, True, window)
     mask = paddle.zeros([2, 1, 1, keys])
     mask[1, :, :, : keys // 2] = -1e9  # padding on the left
-    options = dict(softmax_offset=offset, attention_mask=mask if masked else None)
-    want = get_ops("paddle").dot_product_attention(q, k, v, scores, **options)
+    attention, mask = Attention(scores, offset), mask if masked else None
+    want = get_ops("paddle").dot_product_attention(q, k, v, attention, mask)
     q, k, v = (each.astype("bfloat16") for each in (q, k, v))
     for _ in range(2):  # what a mask becomes is kept on it
-        got = get_ops("transformer_engine").dot_product_attention(q, k, v, scores, **options)
+        got = get_ops("transformer_engine").dot_product_attention(q, k, v, attention, mask)
         assert got.shape == [2, 1, 256] and relative(got.astype("float32"), want) < 1e-2

@@ -11,7 +11,7 @@ from paddle_te import native
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import pd
 from paddle_te.ops import te as of_te
-from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.heads import Attention, Heads, Scores
 from paddle_te.ops.te import attention, attention_support, rotation
 from tests import emulated_te
 
@@ -69,7 +69,7 @@ def documents(*lengths):
 def test_documents_stay_apart(seed, te, batch):
     mask = paddle.concat([documents(5, 8, 3), documents(2, 13, 1)][:batch])
     q, k, v = draw(2, 16, 4, 16), draw(2, 16, 2, 16), draw(2, 16, 2, 16)
-    close(both("dot_product_attention", [q, k, v], Scores(0.25), attention_mask=mask, tokens=15))
+    close(both("dot_product_attention", [q, k, v], Attention(Scores(0.25)), mask, tokens=15))
     assert te.keys == [64]
 
 
@@ -77,10 +77,10 @@ def test_one_bias_serves_all_layers(te):
     mask = documents(5, 11)
     tensors = [draw(1, 16, 2, 16) for _ in range(3)]
     for _ in range(2):
-        attention.dot_product_attention(*tensors, Scores(0.25), attention_mask=mask)
+        attention.dot_product_attention(*tensors, Attention(Scores(0.25)), mask)
     ((_, first),) = mask._paddle_te_kept.values()
     assert first.dtype == paddle.float16 and np.isfinite(first.numpy()).all()
-    attention.dot_product_attention(*tensors, Scores(0.25), attention_mask=mask)
+    attention.dot_product_attention(*tensors, Attention(Scores(0.25)), mask)
     ((_, again),) = mask._paddle_te_kept.values()
     assert again is first
 
@@ -95,7 +95,7 @@ def test_a_bias_is_made_again_where_its_mask_has_changed(seed, te, how):
             dtype = "bfloat16"
         tensors = [draw(1, 16, 2, 16, dtype=dtype) for _ in range(3)]
         got, want = (
-            attention.dot_product_attention(*tensors, Scores(0.25), attention_mask=m) for m in (mask, mask.clone())
+            attention.dot_product_attention(*tensors, Attention(Scores(0.25)), m) for m in (mask, mask.clone())
         )
         assert got.dtype == want.dtype and (got.astype("float32").numpy() == want.astype("float32").numpy()).all()
 
@@ -105,9 +105,9 @@ def test_a_mask_gets_no_gradient_in_silence(te):
     mask.stop_gradient = False
     tensors = [draw(1, 16, 2, 16) for _ in range(3)]
     with pytest.raises(ValueError, match="attention_mask wants a gradient"):
-        attention.dot_product_attention(*tensors, Scores(0.25), attention_mask=mask)
+        attention.dot_product_attention(*tensors, Attention(Scores(0.25)), mask)
     with paddle.no_grad():
-        attention.dot_product_attention(*tensors, Scores(0.25), attention_mask=mask)
+        attention.dot_product_attention(*tensors, Attention(Scores(0.25)), mask)
 
 
 @pytest.mark.parametrize("k, v, dtype, error, message", [
@@ -122,7 +122,7 @@ def test_tensors_that_do_not_fit_are_refused(te, k, v, dtype, error, message):
     """cuDNN would read their memory all the same."""
     tensors = draw(2, 16, 4, 16), draw(*k, dtype=dtype), draw(*v)
     with pytest.raises(error, match=message):
-        attention.dot_product_attention(*tensors, Scores(0.25))
+        attention.dot_product_attention(*tensors, Attention(Scores(0.25)))
     assert te.keys == []
 
 
@@ -133,14 +133,14 @@ def test_a_cache_is_rounded_up(seed, te, queries, keys, masked):
     hidden = np.zeros([2, 1, queries, keys], "float32")
     hidden[1, ..., :3] = np.finfo("float32").min  # padding on the left
     mask = paddle.to_tensor(hidden) if masked else None
-    close(both("dot_product_attention", [q, k, v], Scores(0.25), attention_mask=mask))
+    close(both("dot_product_attention", [q, k, v], Attention(Scores(0.25)), mask))
     assert te.keys == [-(-keys // 64) * 64]
 
 
 def test_masks_of_another_shape_are_refused(te):
     tensors = [draw(1, 16, 2, 16) for _ in range(3)]
     with pytest.raises(ValueError, match=r"must be \[b or 1, 1, 16, 16\]"):
-        attention.dot_product_attention(*tensors, Scores(0.25), attention_mask=paddle.zeros([1, 16]))
+        attention.dot_product_attention(*tensors, Attention(Scores(0.25)), paddle.zeros([1, 16]))
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -9,9 +9,10 @@ import pytest
 
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
-from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.heads import Attention, Heads, Scores
 from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm, QKNorm
+from paddle_te.ops.projection import Projection
 from tests import emulated_te
 from tests.bfloat16 import truncated
 from tests.poison import poison_allocations
@@ -130,13 +131,14 @@ def tensor(array, dtype, dense):
     return result
 
 
-def low_rank_update(arguments, prefix, scaling):
-    """The LowRankUpdate of arguments whose names begin with the prefix, which go; None without."""
-    sizes = arguments.pop(f"{prefix}sizes", None)
-    if sizes is None:
-        return None
-    a, b = (tuple(arguments.pop(f"{prefix}{name}{part}", None) for part in range(len(sizes))) for name in "ab")
-    return LowRankUpdate(a, b, sizes, scaling)
+def projection(arguments, prefix):
+    """The Projection of arguments whose names begin with the prefix, which go."""
+    take = lambda name: arguments.pop(f"{prefix}{name}", None)  # noqa: E731
+    weight, bias, sizes, low_rank = take("weight"), take("bias"), take("sizes"), None
+    if sizes is not None:
+        a, b = (tuple(take(f"{name}{part}") for part in range(len(sizes))) for name in "ab")
+        low_rank = LowRankUpdate(a, b, sizes, take("scaling") or 0.75, take("dropped"))
+    return Projection(weight, bias, low_rank=low_rank)
 
 
 def run(backend, case, arrays, frozen, dense, generator):
@@ -153,18 +155,16 @@ def run(backend, case, arrays, frozen, dense, generator):
     if "ln_weight" in shapes:
         centered = arguments.pop("zero_centered_gamma", False)
         arguments["norm"] = Norm(arguments.pop("ln_weight"), 1e-5, arguments.pop("ln_bias", None), centered)
-    if "sizes" in arguments:
-        low_rank = low_rank_update(arguments, "", arguments.pop("scaling"))
-        arguments["low_rank"] = low_rank._replace(x=arguments.pop("dropped", None))
-    if {"qkv_sizes", "proj_sizes"} & arguments.keys():
-        arguments["low_rank"] = tuple(low_rank_update(arguments, prefix, 0.75) for prefix in ("qkv_", "proj_"))
+    for argument, prefix in dict(projection="", fc1="fc1_", fc2="fc2_", qkv="qkv_", proj="proj_").items():
+        if f"{prefix}weight" in shapes:
+            arguments[argument] = projection(arguments, prefix)
     if "q_weight" in shapes:
         arguments["qk_norm"] = QKNorm(arguments.pop("q_weight"), arguments.pop("k_weight"), 1e-6)
-    records = {"heads": Heads, "scores": Scores}
-    for record, make in records.items():
-        given = {field: arguments.pop(field) for field in make._fields if field in arguments}
-        if given:
-            arguments[record] = make(**given)
+    if "scale" in arguments:
+        scores = Scores(arguments.pop("scale"), window=arguments.pop("window", -1))
+        arguments["attention"] = Attention(scores, cu_seqlens=arguments.pop("cu_seqlens", None))
+    if "num_heads" in arguments:
+        arguments["heads"] = Heads(**{field: arguments.pop(field) for field in Heads._fields if field in arguments})
     if name.startswith("rotary") or name == "self_attention":
         arguments["freqs"] = RotaryPositionEmbedding(16)(8)
     outputs = getattr(get_ops(backend), name)(**arguments)

@@ -8,6 +8,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.ops import get_ops
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import packing, program
 from tests import block_scaling, emulated_te
 from tests.bfloat16 import truncated
@@ -36,14 +37,14 @@ class Head:
     """A GEMM with its scaling state."""
 
     def __init__(self, backend, recipe, transpose_y, **options):
-        self.backend, self.recipe, self.options = backend, recipe, dict(transpose_y=transpose_y, **options)
+        self.backend, self.recipe, self.transpose_y, self.options = backend, recipe, transpose_y, options
         self.scaling = fp8.ModuleScaling(1, get_ops(backend).amax_and_scale_update)
 
     def __call__(self, x, weight, training=True, is_first_microbatch=None):
         with fp8.fp8_autocast(self.recipe is not None, self.recipe):
             quantizers = self.scaling.begin_forward(training, is_first_microbatch)
-        linear = get_ops(self.backend).linear
-        return linear(x, weight, quantizers=quantizers and quantizers[0], **self.options)
+        projection = Projection(weight, quantizers=quantizers and quantizers[0], **self.options)
+        return get_ops(self.backend).linear(x, projection, transpose_y=self.transpose_y)
 
 
 def draw(seed, transpose_y):
@@ -252,11 +253,11 @@ def test_forward_keeps_one_copy_of_each_operand(seed, monkeypatch, recipe, froze
 
 
 def test_a_weight_of_the_other_layout_is_refused():
-    x, weight = paddle.ones([16, 32], "bfloat16"), paddle.ones([48, 32], "bfloat16")
+    x, projection = paddle.ones([16, 32], "bfloat16"), Projection(paddle.ones([48, 32], "bfloat16"))
     linear = get_ops("transformer_engine").linear
-    assert linear(x, weight).shape == [16, 48]
+    assert linear(x, projection).shape == [16, 48]
     with pytest.raises(ValueError, match=r"weight is \[48, 32\]; it must be \[32, 32\]"):
-        linear(x, weight, transpose_y=False)
+        linear(x, projection, transpose_y=False)
 
 
 def test_sizes_that_fp8_cannot_have_are_named():

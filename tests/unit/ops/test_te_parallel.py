@@ -8,6 +8,7 @@ from paddle_te import fp8
 from paddle_te.native import rmsnorm
 from paddle_te.ops import get_ops
 from paddle_te.ops.chunks import chunk_rows
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import program
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
@@ -200,7 +201,7 @@ def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_pa
         x.stop_gradient = weight.stop_gradient = False
         with fp8.fp8_autocast(recipe is not None, recipe):
             (quantizers,) = fp8.ModuleScaling(1, ops.amax_and_scale_update).begin_forward() or (None,)
-        y = ops.linear(x, weight, quantizers=quantizers, transpose_y=transpose_y, **ranks)
+        y = ops.linear(x, Projection(weight, quantizers=quantizers), transpose_y=transpose_y, **ranks)
         y.backward(dy)
         return [tensor.astype("float32").numpy() for tensor in (y, x.grad, weight.grad)]
 

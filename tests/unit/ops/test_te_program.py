@@ -10,6 +10,8 @@ import paddle
 import pytest
 
 from paddle_te.ops import get_ops
+from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import autograd, packing, program, runtime
 from paddle_te.ops.te.packing import Block, pack
 from paddle_te.ops.te.recording import Call, Op
@@ -182,7 +184,7 @@ def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
 
 
 def fused_linear(x, weight):
-    return get_ops("transformer_engine").linear(x, weight, fuse_wgrad_accumulation=True)
+    return get_ops("transformer_engine").linear(x, Projection(weight, fuse_wgrad_accumulation=True))
 
 
 def test_a_backward_that_fails_leaves_no_main_gradient(seed, monkeypatch):
@@ -220,6 +222,28 @@ def test_a_main_gradient_of_another_dtype_is_refused(seed):
     weight.main_grad = paddle.zeros([32, 16], "bfloat16")
     with pytest.raises(Exception, match="main_grad of .* must be float32"):
         fused_linear(bf16(seed, 4, 16), weight).sum().backward()
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["", "low_rank"])
+@pytest.mark.parametrize("fused", [(True, True), (True, False), (False, True)])
+def test_main_gradients_are_of_the_projections_that_ask_for_them(seed, fused, adapted):
+    def weights_after(fused):
+        weights, shapes = [], [(64, 32), (32, 32)]
+        for i, (shape, fuse) in enumerate(zip(shapes, fused, strict=True)):
+            factors = ((bf16([seed, i, j], *factor),) for j, factor in enumerate([(32, 4), (4, shape[0])]))
+            low_rank = LowRankUpdate(*factors, (shape[0],), 0.5) if adapted else None
+            weights.append(Projection(bf16([seed, i], *shape), fuse_wgrad_accumulation=fuse, low_rank=low_rank))
+        get_ops("transformer_engine").layernorm_mlp(bf16(seed, 16, 32), None, *weights).sum().backward()
+        return [projection.weight for projection in weights]
+
+    for weight, plain, fuse in zip(weights_after(fused), weights_after((False, False)), fused, strict=True):
+        want = plain.grad.astype("float32").numpy()
+        if fuse:
+            assert weight.grad is None
+            np.testing.assert_allclose(weight.main_grad.numpy(), want, rtol=2**-8)
+        else:
+            assert getattr(weight, "main_grad", None) is None
+            assert (weight.grad.astype("float32").numpy() == want).all()
 
 
 def test_threads_do_not_move_each_others_tensors(seed, monkeypatch):

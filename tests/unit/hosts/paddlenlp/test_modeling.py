@@ -178,7 +178,7 @@ def test_chunks_of_the_mlp_give_the_same_losses(seed, family):
     plain = losses(tiny_config(family), seed, enable=False)
     config = tiny_config(family, mlp_chunk_tokens=20, recompute_granularity="full", recompute=True)
     model = model_class(config)(config)
-    assert {layer.chunk_tokens for layer in model.sublayers() if isinstance(layer, LayerNormMLP)} == {20}
+    assert {layer.recompute.chunk_tokens for layer in model.sublayers() if isinstance(layer, LayerNormMLP)} == {20}
     np.testing.assert_allclose(losses(config, seed, enable=True), plain, rtol=1e-6)
 
 
