@@ -21,32 +21,6 @@ from paddle_te.ops.pd.linear import accumulate_wgrad, activate, layernorm_linear
 from paddle_te.ops.pd.newton_schulz import newton_schulz
 from paddle_te.ops.pd.self_attention import self_attention
 
-__all__ = [
-    "amax_and_scale_update",
-    "accumulate_wgrad",
-    "activate",
-    "attention_with_lse",
-    "attention_with_lse_backward",
-    "check",
-    "check_attention",
-    "check_block_scaling",
-    "check_fp8_attention",
-    "check_packed_attention",
-    "cross_entropy",
-    "dot_product_attention",
-    "latent_qkv",
-    "layernorm_linear",
-    "layernorm_mlp",
-    "linear",
-    "newton_schulz",
-    "normalize",
-    "parallel_cross_entropy",
-    "quantize_weight",
-    "rotary_attention",
-    "rotary_qkv",
-    "self_attention",
-]
-
 
 def check(fp8: bool = False) -> None:
     """Raise nothing: it runs wherever Paddle does; fp8 is emulated."""

@@ -23,32 +23,6 @@ from paddle_te.ops.te.quantized import amax_and_scale_update, check_block_scalin
 from paddle_te.ops.te.rotation import rotary_qkv
 from paddle_te.ops.te.self_attention import self_attention
 
-__all__ = [
-    "amax_and_scale_update",
-    "accumulate_wgrad",
-    "activate",
-    "attention_with_lse",
-    "attention_with_lse_backward",
-    "check",
-    "check_attention",
-    "check_block_scaling",
-    "check_fp8_attention",
-    "check_packed_attention",
-    "cross_entropy",
-    "dot_product_attention",
-    "latent_qkv",
-    "layernorm_linear",
-    "layernorm_mlp",
-    "linear",
-    "newton_schulz",
-    "normalize",
-    "parallel_cross_entropy",
-    "quantize_weight",
-    "rotary_attention",
-    "rotary_qkv",
-    "self_attention",
-]
-
 
 def check(fp8: bool = False) -> None:
     """Raise native.BackendUnavailable, listing every missing condition and its remedy, where TE cannot run."""
