@@ -77,13 +77,19 @@ def _argument(job: JobModule, name: str) -> str:
 
 @cache
 def paddlenlps_flags() -> frozenset[str]:
-    """Return the names of TrainingArguments' flags, as PaddleNLP's `llmmetaclass` completes them; none without it."""
+    """Return the names of TrainingArguments' flags, as PaddleNLP's `llmmetaclass` completes them.
+
+    There are none where PaddleNLP is not installed, or has its source elsewhere.
+    """
     spec = importlib.util.find_spec(PADDLENLP)
     if spec is None or spec.origin is None:
         return frozenset()
     folder = Path(spec.origin).parent
-    arguments = _class(folder / "trainer/training_args.py", "TrainingArguments")
-    others = _class(folder / "transformers/configuration_utils.py", "LlmMetaConfig")
+    try:
+        arguments = _class(folder / "trainer/training_args.py", "TrainingArguments")
+        others = _class(folder / "transformers/configuration_utils.py", "LlmMetaConfig")
+    except (OSError, StopIteration):
+        return frozenset()
     fields = {ast.unparse(node.target) for node in arguments if isinstance(node, ast.AnnAssign)}
     methods = {node.name for node in arguments if isinstance(node, ast.FunctionDef)}  # which llmmetaclass leaves alone
     # lists of (name, type, default, comment)

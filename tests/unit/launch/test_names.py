@@ -1,5 +1,8 @@
 """The names of the scripts' flags."""
 
+import importlib.util
+from types import SimpleNamespace
+
 import pytest
 
 from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser
@@ -14,3 +17,13 @@ def test_they_are_those_of_the_scripts_own_parser(job):
     taken = {word.removeprefix("--") for word in parser._option_string_actions} - {"-h", "help"}
     opposites = {name for name in taken if name.removeprefix("no_") in taken - {name}}
     assert names.script_flags(job) == taken - opposites
+
+
+@pytest.mark.parametrize("source", [None, "class Other: ..."])
+def test_a_paddlenlp_without_them_is_none(monkeypatch, tmp_path, source):
+    """Then the script alone refuses what it does not know."""
+    (tmp_path / "trainer").mkdir()
+    if source:
+        (tmp_path / "trainer/training_args.py").write_text(source)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    assert names.paddlenlps_flags.__wrapped__() == frozenset()
