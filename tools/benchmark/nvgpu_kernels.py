@@ -37,6 +37,9 @@ class Operations:
     def tensor(self, shape, dtype="bfloat16"):
         return self.paddle.full(shape, 0.01, dtype)
 
+    def random_weight(self):
+        return (self.paddle.randn(self.weight) * 0.01).astype("bfloat16")
+
     def unary(self, function, shape, dtype="bfloat16"):
         def make():
             x = self.tensor(shape, dtype)
@@ -54,12 +57,13 @@ class Operations:
         paddle = self.paddle
 
         def make():
-            parameter = paddle.base.framework.EagerParamBase.from_tensor(self.tensor(self.weight))
+            parameter = paddle.base.framework.EagerParamBase.from_tensor(self.random_weight())
             parameter.stop_gradient = False
-            rate = paddle.optimizer.lr.LinearWarmup(1e-4, 1, 0.0, 1e-4)
+            # as in training: where a learning rate or a gradient is 0, a GPU's division takes its slow way
+            rate = paddle.optimizer.lr.LambdaDecay(1e-4, lambda step: 1.0)
             optimizer = paddle.optimizer.AdamW(rate, parameters=[parameter], multi_precision=True)
             keep_compact(optimizer, moments, master_weights)
-            (parameter * 0.5).sum().backward()
+            (parameter * self.random_weight()).sum().backward()
             return optimizer.step
 
         return make
@@ -89,8 +93,23 @@ class Operations:
         for x in inputs:
             x.stop_gradient = False
         y = function()
-        grad = self.paddle.ones_like(y)
-        return lambda: self.paddle.grad(y, inputs, grad, retain_graph=True)
+        beginning = self.beginning(y, self.paddle.ones_like(y))
+        return lambda: self.paddle.grad(beginning, inputs, retain_graph=True)
+
+    def beginning(self, y, grad):
+        """A number whose gradient with respect to y is `grad`. paddle.grad(y, …, grad) would copy `grad` first."""
+        paddle = self.paddle
+
+        class Beginning(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, y):
+                return paddle.zeros([])
+
+            @staticmethod
+            def backward(ctx, _):
+                return grad
+
+        return Beginning.apply(y)
 
 
 def operations(paddle, shrink):
