@@ -3,7 +3,7 @@
 MODEL is a name or a folder with config.json. The command computes memory and time of all layouts (tensor and pipeline
 parallelism, sharding, recompute, micro-batches) and runs nothing. All weights are trained, or with --lora_rank only an
 adapter. It prints the fastest layouts that fit, with their memory by part, why the others do not fit, and the command
-line that trains with the best one. Measurements differed by at most 1.8 % in memory and 8 % in time
+line that trains with the best one. Measurements differed by at most 1.8 % in memory and 7.1 % in time
 (docs/guides/plan.md).
 """
 
