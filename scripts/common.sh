@@ -125,13 +125,17 @@ make_peers() {
 
 # PaddleFormers wants other versions than PaddleNLP of what both require, so it has an environment of its own.
 make_paddleformers() {
-  local lock stamp
+  local lock stamp extras=cpu,paddleformers,trackers
   lock="locks/paddleformers/python$(python_version .venv/bin/python).txt"
-  stamp=$(cat "$lock" setup.py paddle_te/native/shim.{cpp,map} paddle_te/native/shim/*.h <(pwd -P) | sha256sum)
+  stamp=$({
+    echo "$extras"
+    pwd -P
+    cat "$lock" setup.py paddle_te/native/shim.{cpp,map} paddle_te/native/shim/*.h
+  } | sha256sum)
   [ "$(cat .venv-paddleformers/stamp 2>/dev/null)" != "$stamp" ] || return 0
   say "installing PaddleFormers into .venv-paddleformers (first time: a few minutes)"
   .venv/bin/python -m venv --clear .venv-paddleformers
   .venv-paddleformers/bin/python -m pip install --disable-pip-version-check --no-compile -c "$lock" \
-    -e '.[cpu,paddleformers]' pytest pytest-timeout
+    -e ".[$extras]" pytest pytest-timeout
   printf '%s\n' "$stamp" >.venv-paddleformers/stamp
 }

@@ -1,4 +1,4 @@
-"""Experiment trackers: logins, before a run, and SwanLab and MLflow, for which PaddleNLP has no callback."""
+"""Experiment trackers: logins, before a run, and SwanLab and MLflow, of which the hosts have no callback that works."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class TrackerCallback(Callback):
     """Sends the Trainer's logs to a tracker, from the first process of the job.
 
     It must come behind the callbacks that add to the logs. What is logged outside of training, such as a test's
-    results, goes to no tracker, as with PaddleNLP's callback for VisualDL. A run that ends with an error stays open:
+    results, goes to no tracker, as with the hosts' callback for VisualDL. A run that ends with an error stays open:
     the tracker's library marks it as crashed when the process ends.
     """
 
@@ -140,8 +140,13 @@ class TrackerCallback(Callback):
             self._open = False
 
 
+def tracker_callbacks(names: Iterable[str]) -> list[TrackerCallback]:
+    """Return a callback for each name of TRACKERS among the names."""
+    return [TrackerCallback(TRACKERS[name]()) for name in names if name in TRACKERS]
+
+
 def tracked_values(logs: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a log line under train/ and eval/, the names that PaddleNLP's callbacks give them."""
+    """Return the numbers of a log line under train/ and eval/, the names that the hosts' callbacks give them."""
     return {
         "eval/" + name.removeprefix(_EVALUATION) if name.startswith(_EVALUATION) else "train/" + name: float(value)
         for name, value in logs.items()

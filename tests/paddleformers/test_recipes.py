@@ -15,6 +15,7 @@ from paddle_te.hosts.paddleformers.recipes import check_recipe, train
 from tests.paddleformers.recipe import STEPS, indexed, losses_in, write_indexed
 from tests.paddleformers.test_checkpoints import weights_in
 from tests.te_weights import SIZES, relative
+from tests.tracker_files import mlflow, swanlab, without_network
 
 
 @pytest.fixture
@@ -89,6 +90,16 @@ def test_a_damaged_corpus_is_refused(data_folder, recipe_of, tmp_path):
     settings["input_dir"] = settings["input_dir"].replace(" ", " x")
     with pytest.raises(ValueError, match="x.*PT.bin is missing"):
         train(recipe_of("PT") | settings)
+
+
+def test_trackers_that_the_host_cannot_report_to(losses, tmp_path, monkeypatch):
+    """SwanLab, whose run PaddleFormers asks for too early, and MLflow, which it does not know."""
+    without_network(tmp_path, monkeypatch)
+    settings = dict(report_to=["swanlab", "mlflow"], max_steps=2, save_steps=2)
+    logged = losses("tracked", transformer_engine_backend="paddle", **settings)
+    for read in swanlab, mlflow:
+        values = [value for _, name, value in read(tmp_path) if name == "train/loss"]
+        assert values == pytest.approx(logged, abs=1e-6) and len(values) == 2
 
 
 LORA = dict(stage="SFT", fine_tuning="lora", lora_rank=4)

@@ -3,7 +3,7 @@
 That is fp8 state, micro-batches, where documents end, and resuming in each layout and from another one.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,23 +29,29 @@ from paddle_te.training import fp8_state
 from paddle_te.training.loader_errors import TellingTrainer
 from paddle_te.training.loss_weights import COUNTS, Batch, WeighedTrainer, shares
 from paddle_te.training.schedule import tell_long_warm_up
+from paddle_te.training.trackers import TRACKERS, tracker_callbacks
 
 
 class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
     """PaddleFormers' SFTTrainer, with a loss that is the mean over labels, and able to resume in one process.
 
-    Pretraining, fine-tuning and LoRA use it alike.
+    Pretraining, fine-tuning and LoRA use it alike. It reports to SwanLab and MLflow itself: PaddleFormers 1.2.0 asks
+    SwanLab 0.10 for its run before it opens one, which raises RuntimeError, and does not know MLflow.
     """
 
     _counted: list[int] = []  # labels of each batch that the running evaluation has kept for a pipeline
 
-    def __init__(self, *, args: HostArguments, eval_dataset: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, args: HostArguments, eval_dataset: Any = None, callbacks: Iterable[Any] = (), **kwargs: Any
+    ) -> None:
         in_pipeline = args.pipeline_model_parallel_size > 1
         if isinstance(eval_dataset, IterableDataset):
             micro_batches = args.gradient_accumulation_steps if in_pipeline else 1
             step = args.per_device_eval_batch_size * args.dataset_world_size * micro_batches
             eval_dataset = Filled(eval_dataset, step)
-        super().__init__(args=args, eval_dataset=eval_dataset, **kwargs)
+        callbacks = [*callbacks, *tracker_callbacks(args.report_to)]
+        with replaced(args, report_to=[name for name in args.report_to if name not in TRACKERS]):
+            super().__init__(args=args, eval_dataset=eval_dataset, callbacks=callbacks, **kwargs)
         if self.data_args.dataset_type != "pretrain":  # where all labels of all samples count
             model = self.model.model if isinstance(self.model, LoRAModel) else self.model
             self.weigh_losses(pipeline=model if in_pipeline else None)

@@ -96,14 +96,6 @@ LAYOUT_RULES = (
 )
 LAYER_RULES = (
     _not_there("fp8_lm_head", "true", "in PaddleFormers the head is the host's own"),
-    Rule(
-        lambda job: "mlflow" in (job.report_to or ()),
-        "{report_to}: PaddleFormers has no callback for MLflow",
-        "choose another tracker",
-        "paddleformers --report_to mlflow",
-        "--report_to visualdl",
-        host=PADDLEFORMERS,
-    ),
     _not_there("offload_activations", "2", "PaddleFormers has nothing like it; recompute saves memory, too"),
     Rule(
         lambda job: job.ours and job.fp8_statistics,

@@ -98,7 +98,7 @@ def _cannot_report(job: Job) -> str:
         if name == "wandb" and os.environ.get("WANDB_DISABLED", "").upper() in ("1", "ON", "YES", "TRUE"):
             return "{report_to:wandb}: WANDB_DISABLED is set; unset it, or leave {report_to:name} out"
         stored = os.environ.get("MLFLOW_TRACKING_URI") or installed(job, "sqlalchemy")
-        if name == "mlflow" and job.host == PADDLENLP and not stored:  # PaddleFormers reports to no MLflow
+        if name == "mlflow" and not stored:
             return (
                 "{report_to:mlflow}: MLFLOW_TRACKING_URI is not set, and mlflow-skinny has no database of its own; "
                 "name a server, or a folder as file:///DIR with MLFLOW_ALLOW_FILE_STORE=true"

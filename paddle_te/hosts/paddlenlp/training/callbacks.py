@@ -22,7 +22,7 @@ from paddle_te.training.lines import LinesCallback
 from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.training.signals import ExitSignalCallback
 from paddle_te.training.throughput import ThroughputCallback
-from paddle_te.training.trackers import TRACKERS, TrackerCallback
+from paddle_te.training.trackers import tracker_callbacks
 
 
 class TransfersCallback(TrainerCallback):
@@ -76,7 +76,7 @@ def install_callbacks(trainer: HostTrainer, exit_signal: ExitSignalCallback | No
     if every := getattr(trainer.args, "fp8_statistics", 0):
         fallback = Fallback.of(trainer.args.fp8_fallback)
         callbacks.insert(0, FP8StatisticsCallback(every, fallback, trainer.in_16_bits))
-    callbacks += [TrackerCallback(TRACKERS[name]()) for name in getattr(trainer.args, "trackers", [])]
+    callbacks += tracker_callbacks(getattr(trainer.args, "trackers", []))
     callbacks.append(LastStepCallback())
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if getattr(trainer.args, "early_stopping_patience", None):

@@ -1,11 +1,11 @@
 """Each tracker's own library, without a network, gets what VisualDL gets."""
 
 import struct
-from pathlib import Path
 
 import pytest
 
 from paddle_te.hosts.paddlenlp.training.arguments import PreTrainingArguments
+from tests.tracker_files import mlflow, swanlab, without_network
 from tests.unit.hosts.paddlenlp.training.test_callbacks import make_trainer
 
 
@@ -42,42 +42,14 @@ def wandb(folder):
     return values
 
 
-def swanlab(folder):
-    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
-    from swanlab.sdk.internal.core_python.store import DataStoreReader
-
-    (path,) = folder.rglob("run-*.swanlab")
-    reader, values = DataStoreReader(), []
-    reader.open(path)
-    for content in reader:
-        scalar = Record.FromString(content).scalar
-        values += [(scalar.step, scalar.key, scalar.value.number)] if scalar.key else []
-    return values
-
-
-def mlflow(folder):
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    (experiment,) = client.search_experiments(filter_string="name = 'paddle_te'")
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED" and run.data.tags["learning_rate"] == "0.001"
-    histories = [client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
-    return [(point.step, point.key, point.value) for history in histories for point in history]
-
-
 EVALUATED = dict(kind=PreTrainingArguments, evaluation_strategy="steps", eval_steps=2, per_device_eval_batch_size=64)
 
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CONSOLE", "off")  # else it reads what later tests write
-    monkeypatch.setenv("SWANLAB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)  # MLflow sets it for the processes that a run starts
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", Path(tmp_path, "mlruns").as_uri())
+    without_network(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("read", [tensorboard, wandb, swanlab, mlflow])
