@@ -172,8 +172,8 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
     if model.idle:
         lines[0] += f", {model.active_parameters:,} of them for each token"
         lines.append(
-            "Experts: memory is within 2 % and time within 6 % of steps and layers that ran on one and two H200s; no "
-            "whole training was measured."
+            "Experts: memory is within 2 % and time within 6 % of trainings, steps and layers that ran on one to four "
+            "H200s."
         )
     if not gpu.measured:
         lines.append(f"{gpu.title}: its speeds are taken over from the H200; {gpu.steps}")

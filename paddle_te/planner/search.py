@@ -289,9 +289,9 @@ def _accepted(model: Model, layout: Job) -> bool:
 def _data_parallel(model: Model, layout: Job, given: Collection[str]) -> Iterator[Job]:
     """Yield the layout over the ranks with other data: DP, or sharding.
 
-    Overlap is there where it was measured: not with PP, nor where ranks share sequences; stage 3 has none. LoRA
-    over several GPUs was run with sharding in stage 2 only, which pipelines do not have. Where the user has said how
-    many ranks divide the experts, only these are there.
+    Overlap is there where it was compared with none: not with PP, nor where ranks share sequences; stage 3 has none.
+    LoRA over several GPUs was run with sharding in stage 2 only, which pipelines do not have. Where the user has said
+    how many ranks divide the experts, only these are there.
     """
     if layout.ep > 1:
         yield from _divided_experts(model, layout, (layout.ep,), given)
