@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import paddle
@@ -160,8 +159,7 @@ class _WithGemms(_Layer):
 
     def projections(self, is_first_microbatch: bool | None) -> list[Projection]:
         """Begin a forward; return the GEMMs in the order of GEMM_WEIGHTS."""
-        of_gemms = self.fp8.begin_forward(self.training, is_first_microbatch) or repeat(None)
-        return [*map(self.projection, self.GEMM_WEIGHTS, of_gemms)]
+        return [*map(self.projection, self.GEMM_WEIGHTS, self.begin_forward(is_first_microbatch))]
 
     def projection(self, weight: str, quantizers: GemmQuantizers | None, x: Tensor | None = None) -> Projection:
         """Return the GEMM with a weight, by its name. x: its input, of which LoRA may drop numbers."""

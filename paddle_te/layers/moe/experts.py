@@ -64,13 +64,13 @@ class GroupedLinear(_Grouped):
         m_splits: rows of each expert, ints or int64 [num_gemms], in fp8 multiples of 16, with block scaling of 128.
         is_first_microbatch: as TransformerLayer's.
         """
-        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
+        (quantizers,) = self.begin_forward(is_first_microbatch)
         return self.moe_ops.grouped_linear(
             x,
             self.weight,
             m_splits,
             bias=self.bias,
-            quantizers=None if quantizers is None else quantizers[0],
+            quantizers=quantizers,
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
         )
 
@@ -132,7 +132,7 @@ class GroupedMLP(_Grouped):
         moe_router_topk for each token.
         """
         config = self.config
-        first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        first, second = self.begin_forward(is_first_microbatch)
         return self.moe_ops.experts_mlp(
             x,
             probs,
