@@ -52,7 +52,7 @@ class DotProductAttention(BackendLayer):
             offset.is_distributed, offset.split_axis = True, 0
         return offset
 
-    def attention(self, cu_seqlens: Tensor | None, quantizers: AttentionQuantizers | None) -> Attention:
+    def attention(self, cu_seqlens: Tensor | None = None, quantizers: AttentionQuantizers | None = None) -> Attention:
         """Return what the operations read besides q, k, v and a mask."""
         scores = self._scores if self.training else self._scores_in_evaluation
         return Attention(scores, self._parameters.get("softmax_offset"), cu_seqlens, quantizers)
@@ -127,21 +127,13 @@ class DotProductAttention(BackendLayer):
         sequence, keys = query_layer.shape[1], key_layer.shape[1]
         masked, packed = attention_mask is not None, cu_seqlens is not None
         quantizers = self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed)
-        return self.attend(query_layer, key_layer, value_layer, attention_mask, cu_seqlens, quantizers)
+        attention = self.attention(cu_seqlens, quantizers)
+        return self.attend(query_layer, key_layer, value_layer, attention, attention_mask)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        quantizers: AttentionQuantizers | None = None,
-    ) -> Tensor:
-        """Compute what comes after `begin_forward`, whose quantizers these are; the mask is additive."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attention: Attention, mask: Tensor | None) -> Tensor:
+        """Compute what comes after `begin_forward`. attention: with its quantizers. mask: additive."""
         with self.random_numbers():
-            attention = self.attention(cu_seqlens, quantizers)
-            return self.ops.dot_product_attention(q, k, v, attention, attention_mask)
+            return self.ops.dot_product_attention(q, k, v, attention, mask)
 
 
 class MultiHeadAttention(BackendLayer):
@@ -263,7 +255,7 @@ class MultiHeadAttention(BackendLayer):
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
         if self._exchange:
             qkv = self._exchange.heads_for_tokens(self._normed_over_all(qkv), self._qkv_widths)
-        attended, key_value = self._attended(qkv, context, quantizers)
+        attended, key_value = self._attended(qkv, context, attention)
         if self._exchange:
             attended = self._exchange.tokens_for_heads(attended, self._context_widths)
         post_norm = layers.get("post_norm")
@@ -280,15 +272,13 @@ class MultiHeadAttention(BackendLayer):
         parts = self.ops.rotary_qkv(qkv, None, Heads(*self._heads_of_own_tokens, self._qk_norm()))
         return paddle.concat([part.flatten(2) for part in parts], -1)
 
-    def _attended(
-        self, qkv: Tensor, context: Context, quantizers: AttentionQuantizers | None
-    ) -> tuple[Tensor, KeyValue | None]:
+    def _attended(self, qkv: Tensor, context: Context, attention: Attention) -> tuple[Tensor, KeyValue | None]:
         """Return (attention's output [b, s, h·d], (k, v) of all tokens so far where there is a cache)."""
         if context.with_cache:
-            return self._attend_with_cache(qkv, context)
+            return self._attend_with_cache(qkv, context, attention)
         if context.recompute_core_attention:
-            return recompute(self._attend, qkv, context, quantizers), None
-        return self._attend(qkv, context, quantizers), None
+            return recompute(self._attend, qkv, context, attention), None
+        return self._attend(qkv, context, attention), None
 
     def _sequence_length(self, x: Tensor) -> int:
         """Return that of a whole sequence."""
@@ -359,7 +349,7 @@ class MultiHeadAttention(BackendLayer):
         ranks = tp if self._norms_all else None
         return QKNorm(q_weight, k_weight, self.q_norm.eps, self.q_norm.zero_centered_gamma, self._norms_all, ranks)
 
-    def _attend(self, qkv: Tensor, context: Context, quantizers: AttentionQuantizers | None) -> Tensor:
+    def _attend(self, qkv: Tensor, context: Context, attention: Attention) -> Tensor:
         """Rotate and attend, for which backends have one operation where nothing else is wanted."""
         if self._ring:
             angles = context.rotary_pos_emb
@@ -368,18 +358,16 @@ class MultiHeadAttention(BackendLayer):
             return ring_attention(*self._heads(qkv, angles), scale=self.scale, cp=self._ring, ops=self.ops)
         core = self.core_attention
         if context.attention_mask is not None or self._norms_after_rope:
-            heads = self._heads(qkv, context.rotary_pos_emb)
-            return core.attend(*heads, context.attention_mask, context.cu_seqlens, quantizers)
+            return core.attend(*self._heads(qkv, context.rotary_pos_emb), attention, context.attention_mask)
         with core.random_numbers():
-            attention = core.attention(context.cu_seqlens, quantizers)
             return self.ops.rotary_attention(qkv, context.rotary_pos_emb, self._heads_of_rank(), attention)
 
-    def _attend_with_cache(self, qkv: Tensor, context: Context) -> tuple[Tensor, KeyValue]:
+    def _attend_with_cache(self, qkv: Tensor, context: Context, attention: Attention) -> tuple[Tensor, KeyValue]:
         """Return (attention's output, (k, v) of all tokens so far)."""
         q, k, v = self._heads(qkv, context.rotary_pos_emb)
         if context.past_key_value is not None:
             k, v = (paddle.concat(pair, 1) for pair in zip(context.past_key_value, (k, v), strict=True))
-        return self.core_attention.attend(q, k, v, context.attention_mask), (k, v)
+        return self.core_attention.attend(q, k, v, attention, context.attention_mask), (k, v)
 
     def _heads(self, qkv: Tensor, rotary_pos_emb: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v, rotated and normed."""

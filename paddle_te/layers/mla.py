@@ -256,7 +256,7 @@ class MLASelfAttention(_Layer):
     def _attend(self, q: Tensor, kv: Tensor, position: Tensor, context: Context) -> Tensor:
         core, heads = self.core_attention, self._heads(q, kv, position, context)
         mask = core.additive_mask(context.attention_mask, context.cu_seqlens, q.shape[1])
-        return core.attend(*heads, mask, context.cu_seqlens)
+        return core.attend(*heads, core.attention(context.cu_seqlens), mask)
 
     def _heads(self, q: Tensor, kv: Tensor, position: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         assert context.rotary_pos_emb is not None  # `_check` has made sure
@@ -268,4 +268,4 @@ class MLASelfAttention(_Layer):
         mask = core.additive_mask(context.attention_mask, None, q.shape[1])
         if context.past_key_value is not None:
             k, v = (paddle.concat(pair, 1) for pair in zip(context.past_key_value, (k, v), strict=True))
-        return core.attend(q, k, v, mask), (k, v)
+        return core.attend(q, k, v, core.attention(), mask), (k, v)
