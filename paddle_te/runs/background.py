@@ -20,10 +20,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from paddle_te.manifest import FileRecord, Manifest, mark_complete, record, sync
 from paddle_te.runs.checkpoints import CheckpointNotSaved, flush_names, not_saved
@@ -32,7 +32,6 @@ PREFIX = "paddle_te-staging-"
 RANK_MARK = ".saved."  # and the rank: its files are on the disk
 POLL_SECONDS = 0.2
 NICENESS = 10  # of the thread: training comes first
-FileSystem: TypeAlias = tuple[str, int]  # the machine's boot id, and the device
 
 
 def _lock(folder: str | Path, wait: bool) -> int | None:
@@ -56,43 +55,6 @@ def remove_leftovers(staging_dir: str | Path) -> None:
         if (descriptor := _lock(folder, wait=False)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
-
-
-def _in_memory(folder: str | Path) -> bool:
-    """Return whether the folder's file system is a tmpfs (man 5 proc: mountinfo)."""
-    device = os.stat(folder).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return any(mount[2] == number and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)
-
-
-def free_bytes(staging_dir: str | Path) -> int:
-    """Return how many bytes can still be written there; in a tmpfs no more than the memory that is available."""
-    free = shutil.disk_usage(staging_dir).free
-    if not _in_memory(staging_dir):
-        return free
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return min(free, next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024)
-
-
-def file_system(folder: str | Path) -> FileSystem:
-    """Return what tells a folder's file system from all others of the machines that are up."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(folder).st_dev
-
-
-def check_room(shares: Iterable[tuple[FileSystem, int, int]], remedy: str) -> None:
-    """Raise OSError where what the ranks of one node write would not fit.
-
-    shares: for each rank (`file_system`, the bytes that it will write, those that are free).
-    """
-    for system in dict.fromkeys(system for system, _, _ in shares):
-        needed = sum(share for where, share, _ in shares if where == system)
-        free = min(free for where, _, free in shares if where == system)
-        if needed > free:
-            raise OSError(
-                f"a node's part of a checkpoint takes about {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free. "
-                f"{remedy}"
-            )
 
 
 class BackgroundSaver:

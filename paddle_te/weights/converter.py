@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paddle_te import manifest
-from paddle_te.files import real_path
+from paddle_te.files import free_bytes, real_path
 from paddle_te.weights import flex, optimizer
 from paddle_te.weights.adapters import open_adapter, with_adapter
 from paddle_te.weights.config import (
@@ -169,7 +168,7 @@ def _check_space(output_path: Path, total: int) -> None:
     parent = real_path(output_path).parent
     while not parent.exists():
         parent = parent.parent
-    free = shutil.disk_usage(parent).free
+    free = free_bytes(parent)
     if total > free:
         raise CheckpointError(
             f"{output_path}: needs {total / 1e9:.1f} GB, but {parent} has only {free / 1e9:.1f} GB free"

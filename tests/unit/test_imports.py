@@ -55,7 +55,7 @@ MAY_IMPORT = {
         "commands",
     },
     "configs": {"typed", "options", "records"},
-    "runs": {"configs", "weights", "options", "manifest", "outputs", "table", "host"},
+    "runs": {"configs", "weights", "options", "manifest", "outputs", "table", "host", "files"},
     "launch": {
         "commands",
         "job",

@@ -21,7 +21,7 @@ from paddle_te.launch.__main__ import main as launch
 from paddle_te.launch.supervise import Outcome, Supervisor
 from paddle_te.manifest import MANIFEST, Manifest, damage, mark_complete, read
 from paddle_te.runs import background, checkpoints
-from paddle_te.runs.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
+from paddle_te.runs.background import PREFIX, BackgroundSaver, remove_leftovers
 from paddle_te.runs.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete
 from tests.pretraining import run
 
@@ -219,23 +219,6 @@ def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypa
     assert not any(staging.iterdir())
 
 
-def test_room_is_counted_for_each_node():
-    shares = [(("a", 1), 40, 100), (("a", 1), 60, 90), (("b", 1), 80, 90)]
-    with pytest.raises(OSError, match="0.00 GB are free. Make room"):
-        check_room(shares, "Make room")
-    check_room([("a", 40, 100), ("a", 50, 90), ("b", 80, 90)], "")
-
-
-def test_memory_is_no_larger_than_what_is_available(staging, monkeypatch):
-    before, free = shutil.disk_usage("/dev/shm").free, free_bytes("/dev/shm")
-    assert free <= max(before, shutil.disk_usage("/dev/shm").free)  # other processes' files come and go
-    usage = shutil.disk_usage("/dev/shm")._replace(free=2**60)
-    monkeypatch.setattr(background.shutil, "disk_usage", lambda folder: usage)
-    assert 0 < free_bytes("/dev/shm") < 2**60
-    monkeypatch.setattr(background, "_in_memory", lambda folder: False)
-    assert free_bytes(staging) == 2**60
-
-
 # ------------------------------------------------------------------------------------------------- whole runs
 
 
@@ -322,7 +305,7 @@ def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, st
 
 
 def test_no_room_is_said_before_the_first_step(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(f"{SAVING}.free_bytes", lambda folder: 10**6)
+    monkeypatch.setattr("paddle_te.runs.room.free_bytes", lambda folder: 10**6 if folder == "/dev/shm" else 10**9)
     with pytest.raises(SystemExit) as stop:
         run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir="/dev/shm")
     assert stop.value.code == 1

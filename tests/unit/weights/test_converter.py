@@ -503,7 +503,7 @@ def test_an_error_while_writing_leaves_nothing(tmp_path, native, monkeypatch):
 
 def test_not_enough_space_is_told_before(tmp_path, native, monkeypatch):
     source, _ = native
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
+    monkeypatch.setattr(converter, "free_bytes", lambda _: 10)
     with pytest.raises(CheckpointError, match="has only 0.0 GB free"):
         convert(source, tmp_path / "deep" / "out", "pd2te", progress=False)
     assert not (tmp_path / "deep").exists()

@@ -3,8 +3,6 @@
 import contextlib
 import logging
 import os
-import shutil
-import sys
 import tempfile
 import time
 import traceback
@@ -40,7 +38,7 @@ from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.optimizer.muon import bind_muon
 from paddle_te.optimizer.offloaded_states import make_states
 from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS
-from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
+from paddle_te.runs.background import BackgroundSaver, remove_leftovers
 from paddle_te.runs.checkpoints import (
     CheckpointNotSaved,
     flush,
@@ -49,6 +47,7 @@ from paddle_te.runs.checkpoints import (
     rotate_checkpoints,
 )
 from paddle_te.runs.identity import layout_values, model_values
+from paddle_te.runs.room import Room, check_room
 from paddle_te.runs.transfers import Transfer, bytes_of
 from paddle_te.training import fp8_state
 from paddle_te.training.fp8_state import scaled_recipe
@@ -57,11 +56,6 @@ from paddle_te.weights import CheckpointError
 from paddle_te.weights.dims import Dims
 
 logger = logging.getLogger(__name__)
-
-
-def _free_on_disk(folder: str) -> int:
-    usage = shutil.disk_usage(folder)
-    return usage.free if usage.total else sys.maxsize  # of a file system that does not tell
 
 
 class CheckpointingTrainer(Trainer):
@@ -110,12 +104,12 @@ class CheckpointingTrainer(Trainer):
         self._wait_for_all()
         descriptor, probe = tempfile.mkstemp(prefix=".shared.", dir=args.output_dir)
         os.close(descriptor)
-        mine = file_system(args.staging_dir), self._checkpoint_bytes(), free_bytes(args.staging_dir), probe
-        everyone = gather_objects(mine, args.world_size)
-        seen = gather_objects(all(os.path.exists(probe) for *_, probe in everyone), args.world_size)
+        room = Room.of(args.staging_dir, self._checkpoint_bytes())
+        everyone = gather_objects((room, probe), args.world_size)
+        seen = gather_objects(all(os.path.exists(probe) for _, probe in everyone), args.world_size)
         os.unlink(probe)
         check_room(
-            [share[:3] for share in everyone],
+            [room for room, _ in everyone],
             "Make it larger (of a container: --shm-size), name a folder on a local disk, or leave --staging_dir out",
         )
         if not all(seen):
@@ -136,8 +130,8 @@ class CheckpointingTrainer(Trainer):
         size = self._weights_bytes() + (self._states_bytes() if with_states else 0)
         try:
             os.makedirs(args.output_dir, exist_ok=True)  # rank 0, or this one where nodes share nothing
-            mine = file_system(args.output_dir), size, _free_on_disk(args.output_dir)
-            check_room(gather_objects(mine, args.world_size), "Make room, or choose another folder")
+            rooms = gather_objects(Room.of(args.output_dir, size), args.world_size)
+            check_room(rooms, "Make room, or choose another folder")
         except OSError as error:
             raise CheckpointNotSaved(f"--output_dir {args.output_dir}: {error}") from error
 

@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddlenlp.trainer import Trainer, TrainerCallback
 
-from paddle_te.hosts.paddlenlp.training import checkpointing, pretrain
+from paddle_te.hosts.paddlenlp.training import pretrain
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer, draw_own_numbers
 from tests.pretraining import run
 
@@ -60,8 +60,7 @@ CHECKPOINT = 12 * 5_048_576  # float32 weights and two moments of the model's pa
     (0, dict(save_strategy="no"), False),
 ])  # fmt: skip
 def test_a_disk_without_room_for_a_checkpoint(monkeypatch, tmp_path, caplog, free, flags, refused):
-    usage = shutil.disk_usage(tmp_path)._replace(free=free)
-    monkeypatch.setattr(checkpointing.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr("paddle_te.runs.room.free_bytes", lambda folder: free)
     if not refused:
         assert run(monkeypatch, tmp_path, max_steps=1, **flags)
         return
