@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +37,10 @@ class Door:
     def name(self, flag: str) -> str:
         """Return the flag's name, as the user writes it."""
         return self.names[flag].name if flag in self.names else self.mark + flag
+
+    def rename(self, text: str) -> str:
+        """Return a text that names flags as the scripts do, `--flag`, with this door's names."""
+        return re.sub(r"--(\w+)", lambda flag: self.name(flag[1]), text)
 
     def said(self, flag: str, value: object) -> str:
         """Return the flag with a value, as the user writes it."""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
-from paddle_te.job import words
+from paddle_te.job import LAUNCHER, Door, words
 from paddle_te.launch.checks import read_tokenizer_folder
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options.launcher import FINETUNE, FINETUNE_VARIABLES, PREFERENCE
 
 _READ = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "do_eval")
 FLAGS = (*_READ, "src_length", "max_length")
 _PREFERENCE = (*_READ, "train_dataset_path", "dev_dataset_path", "max_seq_len", "max_prompt_len")
-_ARGUMENTS = {option.flag: option.name for option in (*FINETUNE, *PREFERENCE, *FINETUNE_VARIABLES)}
 
 
-def _refused(error: Exception) -> LaunchError:
-    """Return an error that names the script's flags as one that names the launcher's arguments."""
-    said = re.sub(r"--(\w+)", lambda flag: f"--{_ARGUMENTS.get(flag[1], flag[1])}", str(error))
-    return LaunchError(f"dataset: {said}")
+@contextmanager
+def _refusing(door: Door = LAUNCHER) -> Iterator[None]:
+    """Raise LaunchError, in the door's words, for a ValueError or OSError in the block."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise LaunchError(f"dataset: {door.rename(str(error))}") from error
 
 
 def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
@@ -34,10 +35,11 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
     from paddle_te.data import samples  # here, as it imports NumPy
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
 
-    told: dict[str, Any] = {name: flags.get(name) for name in FLAGS} | words.read(extra, FLAGS)[0]
+    given = words.read(extra, FLAGS)[0]
+    told: dict[str, Any] = {name: flags.get(name) for name in FLAGS} | given
     name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
     tokenizer = read_tokenizer_folder(Path(name)) if Path(name).is_dir() else None
-    try:
+    with _refusing(LAUNCHER.with_others(given)):
         for split in (TRAIN, DEV) if told["do_eval"] else (TRAIN,):
             paths = find_files(told["dataset_name_or_path"], split)
             if tokenizer is None:
@@ -46,8 +48,6 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
                 template = ChatTemplate.of(tokenizer, name, None if chosen is None else str(chosen))
                 maker = samples.SampleMaker(tokenizer, template, told["src_length"], told["max_length"])
                 samples.samples_of(paths, maker, samples.FIRST)
-    except (ValueError, OSError) as error:
-        raise _refused(error) from error
 
 
 def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: bool) -> None:
@@ -58,10 +58,11 @@ def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: b
     from paddle_te.data import preference_samples, preferences, samples  # here, as they import NumPy
     from paddle_te.data.chat_template import ChatTemplate  # and Jinja
 
-    told: dict[str, Any] = {name: flags.get(name) for name in _PREFERENCE} | words.read(extra, _PREFERENCE)[0]
+    given = words.read(extra, _PREFERENCE)[0]
+    told: dict[str, Any] = {name: flags.get(name) for name in _PREFERENCE} | given
     name, chosen = str(told["tokenizer_name_or_path"]), told["chat_template"]
     tokenizer = read_tokenizer_folder(Path(name)) if Path(name).is_dir() else None
-    try:
+    with _refusing(LAUNCHER.with_others(given)):
         for split in (TRAIN, DEV) if told["do_eval"] else (TRAIN,):
             file = told[f"{split}_dataset_path"]
             paths = [Path(str(file))] if file else find_files(told["dataset_name_or_path"], split)
@@ -72,8 +73,6 @@ def check_preferences(flags: Mapping[str, object], extra: list[str], labelled: b
                 maker = samples.SampleMaker(tokenizer, template, told["max_seq_len"], told["max_seq_len"])
                 pairs = preference_samples.PairMaker(maker, told["max_seq_len"], told["max_prompt_len"])
                 preference_samples.pairs_of(paths, pairs, labelled, samples.FIRST)
-    except (ValueError, OSError) as error:
-        raise _refused(error) from error
 
 
 def questions(folder: Path, split: str) -> Path:
@@ -83,7 +82,7 @@ def questions(folder: Path, split: str) -> Path:
     """
     from paddle_te.data import samples
 
-    try:
+    with _refusing():
         path, *others = find_files(folder, split)
         if others or path.suffix not in (".json", ".jsonl") or is_array(path):
             raise ValueError(f"{path}: with HOST=paddleformers a split is one file of JSON lines")
@@ -91,6 +90,4 @@ def questions(folder: Path, split: str) -> Path:
             samples.parse(where, record)
             if "src" not in record:
                 raise ValueError(f'{where}: HOST=paddleformers reads "src" and "tgt"; conversations go with paddlenlp')
-    except (ValueError, OSError) as error:
-        raise _refused(error) from error
     return path
