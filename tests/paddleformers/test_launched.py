@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddleformers bash scripts/test.sh")
 
 from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
+from safetensors.numpy import load_file
 
 from paddle_te.data.prepare import demo, prepare
 from paddle_te.hosts.paddleformers import launched
@@ -65,6 +66,28 @@ def launch(job, python=sys.executable, **arguments):
     return Path(arguments.get("OUTPUT_DIR") or arguments["output"]), done.stderr
 
 
+def curve(folder, name):
+    """{step: value} of a curve that the run gave to VisualDL."""
+    from visualdl import LogReader
+
+    (path,) = folder.rglob("vdlrecords.*.log")
+    return {record.id: record.value for record in LogReader(file_path=str(path)).get_data("scalar", name)}
+
+
+def check_speeds(folder, model):
+    """The host's tracker has got speed and memory, and TFLOP/s are those of the model's matrices and attention."""
+    lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    for name in ("tokens_per_second", "peak_memory_bytes"):
+        logged = {line["step"]: line[name] for line in lines}
+        assert curve(folder, f"train/{name}") == pytest.approx(logged, rel=1e-4)
+    assert [*curve(folder, "train/model_tflops_per_device")] == [1, 2, 3, 4]
+    summary, config = (json.loads(path.read_text()) for path in (folder / "train_summary.json", model / "config.json"))
+    arrays = {name: array for path in model.glob("*.safetensors") for name, array in load_file(path).items()}
+    matrices = sum(array.size for name, array in arrays.items() if array.ndim == 2 and "embed_tokens" not in name)
+    flops = 6 * matrices + 12 * config["num_hidden_layers"] * config["hidden_size"] * summary["seq_length"]
+    assert summary["model_tflops_per_device"] == pytest.approx(summary["tokens_per_second"] * flops / 1e12)
+
+
 def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "train_log.jsonl").read_text().splitlines()]
 
@@ -88,6 +111,7 @@ def test_pretraining_and_resuming(start, whole, tmp_path, capsys):
     assert [line for line in said.splitlines() if not OURS.match(line)] == []
     whole = losses(folder)
     assert len({*whole}) == STEPS
+    check_speeds(folder, start / "model")
     assert [step for step, _ in complete_checkpoints(folder)] == [2, 4]
     assert verify([str(folder)]) == 0 and "trainer_state.bin is a pickle" in capsys.readouterr().out
     resumed = tmp_path / "resumed"

@@ -7,7 +7,9 @@ from typing import Any
 import paddle.distributed as dist
 
 from paddle_te import manifest
-from paddle_te.host import HostArguments, HostModel
+from paddle_te.configs.families import LLAMA
+from paddle_te.host import HostArguments, HostConfig, HostTrainer
+from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.runs.checkpoints import flush
 from paddle_te.training.callback import Callback, Control, State
 from paddle_te.training.lines import LinesCallback
@@ -31,7 +33,22 @@ class CompleteCallback(Callback):
             logger.info(f"{folder} is complete")
 
 
-def run_callbacks(model: HostModel, args: HostArguments) -> list[Callback]:
-    """Return the callbacks of a launched run. They come last, as they read what the others decide."""
-    about = run_name(model.config), args.max_seq_len
-    return [ThroughputCallback(*about), LinesCallback(*about), CompleteCallback(), HeartbeatCallback()]
+def install_callbacks(trainer: HostTrainer) -> None:
+    """Give the Trainer of a launched run its callbacks.
+
+    The one that measures comes before the trackers', which pass on what it adds to the logs. Before it comes the one
+    that completes a checkpoint, whose seconds are not those of a step. The others read what all before them decide.
+    """
+    config, length = trainer.model.config, trainer.args.max_seq_len
+    callbacks = trainer.callback_handler.callbacks
+    callbacks[:0] = [CompleteCallback(), _throughput(config, length)]
+    callbacks += [LinesCallback(run_name(config), length), HeartbeatCallback()]
+
+
+def _throughput(config: HostConfig, length: int) -> ThroughputCallback:
+    """Return the callback that measures, without TFLOP/s for a family whose configuration is not read here."""
+    if config.model_type != LLAMA.model_type:
+        return ThroughputCallback(run_name(config), length)
+    ours = decoder_config(config)
+    ours.seq_length = length
+    return ThroughputCallback.of(ours)

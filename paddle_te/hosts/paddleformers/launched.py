@@ -20,7 +20,7 @@ from paddle_te.data.mock import MockDataset
 from paddle_te.data.questions import encode
 from paddle_te.host import HostArguments, HostModel, HostTrainer
 from paddle_te.hosts.paddleformers.batches import FLASH_MASK
-from paddle_te.hosts.paddleformers.callbacks import run_callbacks
+from paddle_te.hosts.paddleformers.callbacks import install_callbacks
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.weights import vocabulary_of
 from paddle_te.job.words import options
@@ -72,8 +72,10 @@ def _trainer(trainer_class: Callable[..., HostTrainer], least: float | None) -> 
 
     def make(*, args: HostArguments, model: HostModel, callbacks: list[Any], **kwargs: Any) -> HostTrainer:
         schedule = {} if least is None else {"optimizers": (None, annealing(_SCHEDULES, args, least))}
-        ours = [*early, *run_callbacks(model, args)] if early else []
-        return trainer_class(args=args, model=model, callbacks=[*callbacks, *ours], **schedule, **kwargs)
+        trainer = trainer_class(args=args, model=model, callbacks=[*callbacks, *early], **schedule, **kwargs)
+        if early:
+            install_callbacks(trainer)
+        return trainer
 
     return make
 
