@@ -1,5 +1,6 @@
 """Runs of SwanLab and MLflow without a network: where they go, and [(step, name, value)] that they hold."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -10,6 +11,20 @@ def without_network(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)  # MLflow sets it for the processes that a run starts
     monkeypatch.setenv("MLFLOW_TRACKING_URI", Path(folder, "mlruns").as_uri())
+
+
+@contextmanager
+def without_logins(folder, monkeypatch):
+    """Let trackers' libraries find no login, in files or the environment, while it lasts."""
+    import wandb
+
+    monkeypatch.chdir(folder)
+    for name in ("HOME", "WANDB_CONFIG_DIR", "SWANLAB_ROOT"):
+        monkeypatch.setenv(name, str(folder))
+    for name in ("NETRC", "WANDB_API_KEY", "WANDB_MODE", "SWANLAB_API_KEY", "SWANLAB_MODE", "PADDLE_TRAINER_ID"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    wandb.teardown()  # it keeps what it has read of them
 
 
 def swanlab(folder):

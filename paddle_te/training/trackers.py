@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from paddle_te.training.callback import Callback
@@ -12,15 +12,21 @@ PROJECT = "paddle_te"  # where the user names none
 _EVALUATION = "eval_"
 
 
-def check_logins(names: Iterable[str]) -> None:
-    """Raise ValueError for a tracker among the names that cannot log in: its library would end the start of training.
+def check_logins(names: Collection[str], every: Iterable[str], wandb_api_key: str | None) -> None:
+    """Raise ValueError for a tracker that cannot log in: its library would end the start of training.
 
     Asks the job's first process, the only one that reports. A terminal is asked for Weights & Biases' key.
+
+    names: --report_to's. every: those that the host takes for "all", the installed ones that it knows. wandb_api_key:
+    the host logs in to Weights & Biases with it.
     """
-    if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
-        for name in names:
-            if name in _LOGINS:
-                _LOGINS[name]()
+    if os.environ.get("PADDLE_TRAINER_ID", "0") != "0":
+        return
+    asked = {*(every if "all" in names else names)}
+    if "wandb" in asked and not wandb_api_key:
+        _log_in_to_wandb()
+    if "swanlab" in asked:
+        _find_key_of_swanlab()
 
 
 def _log_in_to_wandb() -> None:
@@ -31,7 +37,7 @@ def _log_in_to_wandb() -> None:
     except (wandb.errors.Error, ValueError) as error:
         raise ValueError(
             f"--report_to wandb: {' '.join(str(error).split())} Run wandb login, set WANDB_API_KEY, or set "
-            "WANDB_MODE=offline and upload the run later with wandb sync"
+            "WANDB_MODE=offline and upload the run later with wandb sync; or name other trackers"
         ) from error
 
 
@@ -42,11 +48,8 @@ def _find_key_of_swanlab() -> None:
     if settings.mode == "online" and not settings.api_key:
         raise ValueError(
             "--report_to swanlab: SwanLab has no API key; run swanlab login, set SWANLAB_API_KEY, or set "
-            "SWANLAB_MODE=offline and upload the run later with swanlab sync"
+            "SWANLAB_MODE=offline and upload the run later with swanlab sync; or name other trackers"
         )
-
-
-_LOGINS = {"wandb": _log_in_to_wandb, "swanlab": _find_key_of_swanlab}
 
 
 class Tracker(Protocol):

@@ -11,11 +11,11 @@ pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddlefor
 from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddleformers.export import export
-from paddle_te.hosts.paddleformers.recipes import check_recipe, train
+from paddle_te.hosts.paddleformers.recipes import check_recipe, check_training, train
 from tests.paddleformers.recipe import STEPS, indexed, losses_in, write_indexed
 from tests.paddleformers.test_checkpoints import weights_in
 from tests.te_weights import SIZES, relative
-from tests.tracker_files import mlflow, swanlab, without_network
+from tests.tracker_files import mlflow, swanlab, without_logins, without_network
 
 
 @pytest.fixture
@@ -100,6 +100,16 @@ def test_trackers_that_the_host_cannot_report_to(losses, tmp_path, monkeypatch):
     for read in swanlab, mlflow:
         values = [value for _, name, value in read(tmp_path) if name == "train/loss"]
         assert values == pytest.approx(logged, abs=1e-6) and len(values) == 2
+
+
+@pytest.mark.parametrize("settings, refused", [
+    (dict(report_to="all"), "wandb"),
+    (dict(report_to="all", wandb_api_key="key"), "swanlab"),
+])  # fmt: skip
+def test_trackers_without_a_login(recipe_of, tmp_path, monkeypatch, settings, refused):
+    refusal = pytest.raises(ValueError, match=f"^--report_to {refused}: .* API key")
+    with without_logins(tmp_path, monkeypatch), refusal:
+        check_training(recipe_of("PT") | dict(transformer_engine_backend="none") | settings)
 
 
 LORA = dict(stage="SFT", fine_tuning="lora", lora_rank=4)

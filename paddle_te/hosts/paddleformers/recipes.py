@@ -10,6 +10,7 @@ from paddleformers.cli.train.sft import workflow
 from paddleformers.cli.train.tuner import run_tuner
 from paddleformers.nn.criterion import sft_loss
 from paddleformers.trainer import trainer
+from paddleformers.trainer.integrations import get_available_reporting_integrations
 from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
@@ -77,8 +78,8 @@ def check_recipe(recipe: Mapping[str, Any], world: int = 1) -> None:
 def check_training(recipe: Mapping[str, Any]) -> None:
     """Raise ValueError as `check_recipe` with as many processes as were started, for a damaged corpus or no login."""
     check_recipe(recipe, dist.get_world_size())
-    if not recipe.get("wandb_api_key"):  # with which PaddleFormers logs in
-        check_logins(job_of_recipe(recipe).report_to or ())
+    reports = job_of_recipe(recipe).report_to or ()
+    check_logins(reports, get_available_reporting_integrations(), recipe.get("wandb_api_key"))
     corpora.check_corpora(recipe)
 
 

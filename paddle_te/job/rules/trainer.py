@@ -88,8 +88,11 @@ def _unread(job: Job) -> str:
 
 def _cannot_report(job: Job) -> str:
     """Return the tracker that a run cannot report to, and why; "" without one."""
-    for name in job.report_to or ():
+    named = job.report_to or ()
+    for name in named:
         if name in ("all", "none"):
+            if len(named) > 1:
+                return f"{{report_to}}: nothing else goes with {name}; leave {name} or the others out"
             continue
         if name not in REPORTS:
             return f"{{report_to:{name}}}: it must be one of {', '.join(REPORTS)}, all, none"

@@ -184,6 +184,7 @@ def test_reports_whose_package_is_missing(monkeypatch):
     check(example("--report_to wandb"))
     missing = "--report_to tensorboard: the package tensorboardX is not installed; install"
     assert refused("--report_to wandb tensorboard").startswith(missing)
+    assert refused("--report_to all wandb").startswith("--report_to all wandb: nothing else goes with all; leave")
     monkeypatch.setenv("WANDB_DISABLED", "true")
     assert refused("--report_to wandb").startswith("--report_to wandb: WANDB_DISABLED is set; unset it")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

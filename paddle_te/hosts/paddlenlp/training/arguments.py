@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import OptimizerNames
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
@@ -201,6 +202,5 @@ class ArgumentParser(ScriptParser):
         configs.check_computed(said, flags.transformer_engine_backend)
         model, world = spec_of(configs.words_of_model(said)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
         check(Job.of(flags, script=script, world=world, model=model))
-        if not flags.wandb_api_key:  # with which PaddleNLP logs in
-            check_logins(flags.report_to or ())
+        check_logins(flags.report_to or (), get_available_reporting_integrations(), flags.wandb_api_key)
         return flags, rest

@@ -8,11 +8,17 @@ import pytest
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_te.hosts.paddlenlp.lora import lora_config
-from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments, ScriptParser
+from paddle_te.hosts.paddlenlp.training.arguments import (
+    ArgumentParser,
+    ModelArguments,
+    PreTrainingArguments,
+    ScriptParser,
+)
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments
 from paddle_te.job import Job
 from paddle_te.options.lora import Adapter
 from paddle_te.options.removed import REMOVED
+from tests.tracker_files import without_logins
 
 TE = ["--transformer_engine_backend", "transformer_engine"]
 MAIN_GRADS = ["--amp_master_grad", "true", "--bf16", "true", "--fp16_opt_level", "O2"]
@@ -29,6 +35,17 @@ def test_defaults_are_native_layers(tmp_path):
     assert training_args.transformer_engine_backend == "none" and not training_args.use_fp8
     assert training_args.fp8_amax_history_len == 1024
     assert model_args.tokenizer == model_args.model_name_or_path
+
+
+@pytest.mark.parametrize("words, refused", [
+    ("--report_to all", "wandb"),  # PaddleNLP knows no SwanLab
+    ("--report_to wandb swanlab --wandb_api_key key", "swanlab"),
+])  # fmt: skip
+def test_trackers_without_a_login(tmp_path, monkeypatch, words, refused):
+    parser = ArgumentParser((ModelArguments, PreTrainingArguments))
+    refusal = pytest.raises(ValueError, match=f"^--report_to {refused}: .* API key")
+    with without_logins(tmp_path, monkeypatch), refusal:
+        parser.parse_known_args(["--model_name_or_path", "tiny-llama-demo", "--output_dir", "unused", *words.split()])
 
 
 @pytest.mark.parametrize(
