@@ -5,12 +5,11 @@ Addresses are ints; all tensors have one DType and are contiguous.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from paddle_te.native.interface import Shim, Stream
-from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.kernels import ELEMENTS, float32_bits, kernel
 
 PARTS = 3  # the most that there may be
 _BLOCK, _MULTIPLE = 256, 8
@@ -74,10 +73,19 @@ def _launch(
     factor: float,
     dtype: int,
 ) -> None:
-    function = kernel(f"{name}_{ELEMENTS[dtype][0]}", "low_rank.cu", stream.capability)
+    numbers = sizes.width * (sizes.inputs + sizes.outputs)
+    if numbers >= 2**31:
+        raise ValueError(f"low rank: A and B have {numbers} numbers side by side; the kernel counts to {2**31 - 1}")
+    element, run = _element_and_run(parts, sizes, dtype)
+    function = kernel(f"{name}_{element}", "low_rank.cu", stream.capability, RUN=run)
     parts = [*parts, *[Part(0, 0, 0, 0)] * (PARTS - len(parts))]
-    (bits,) = struct.unpack("<I", struct.pack("<f", factor))
-    grid = -(-sizes.width * (sizes.inputs + sizes.outputs) // _BLOCK)
-    te.launch(
-        function, grid, _BLOCK, 0, stream, *[n for field in zip(*parts, strict=True) for n in field], a, b, *sizes, bits
-    )
+    fields = [number for field in zip(*parts, strict=True) for number in field]
+    grid = -(-numbers // (run * _BLOCK))
+    te.launch(function, grid, _BLOCK, 0, stream, *fields, a, b, *sizes, float32_bits(factor))
+
+
+def _element_and_run(parts: Sequence[Part], sizes: Sizes, dtype: int) -> tuple[str, int]:
+    """Return the element's name in the kernel, and how many a thread moves: 16 bytes, or 1 where that fits no size."""
+    element, run = ELEMENTS[dtype]
+    within = sizes.r, sizes.outputs, *[number for part in parts for number in (part.start, part.size)]
+    return element, run if all([number % run == 0 for number in within]) else 1

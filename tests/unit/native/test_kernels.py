@@ -31,7 +31,7 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
     "block_statistics.cu": [("blocks", casts.CAST_TILING, dict(SQUARE=square)) for square in (0, 1)],
 }
 
-STATISTICS, MXFP8 = "rmsnorm_statistics.cu", "mxfp8.cu"
+STATISTICS, MXFP8, LOW_RANK = "rmsnorm_statistics.cu", "mxfp8.cu", "low_rank.cu"
 ROTATING = ["centring.cu", "latent.cu", "qk_norm.cu", "rope.cu", "rotation_cast.cu"]
 
 
@@ -47,10 +47,15 @@ def compile(source, capability, folder, **defines):
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    "file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, *ROTATING, STATISTICS, MXFP8})
+    "file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, *ROTATING, STATISTICS, MXFP8, LOW_RANK})
 )
 def test_compiles(tmp_path, file, capability):
     compile(FOLDER / file, capability, tmp_path)
+
+
+@pytest.mark.parametrize("capability, run", [(80, 1), (90, 8)])
+def test_low_rank_products_compile(tmp_path, capability, run):
+    compile(FOLDER / LOW_RANK, capability, tmp_path, RUN=run)
 
 
 @pytest.mark.parametrize("interleaved, over_all", [(0, 0), (1, 1)])

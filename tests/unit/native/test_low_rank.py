@@ -9,7 +9,9 @@ from paddle_te.native.low_rank import Part, Sizes
 FACTOR = 0.3
 
 
-@pytest.fixture(params=[(1, (5,)), (3, (4, None, 7)), (2, (6, 5, 4)), (8, (3, 3))], ids=str)
+@pytest.fixture(
+    params=[(1, (5,)), (3, (4, None, 7)), (2, (6, 5, 4)), (8, (3, 3)), (4, (4, None, 12)), (8, (12, 8, 4))], ids=str
+)
 def case(request, seed):
     """(Sizes, [(A, B, first column)] of the parts that are there)."""
     random, inputs, (r, part_sizes) = np.random.default_rng(seed), 9, request.param
@@ -18,7 +20,7 @@ def case(request, seed):
         if size:
             a, b = (random.standard_normal(shape).astype("float32") for shape in ((inputs, r), (r, size)))
             parts.append((a, b, start))
-        start += size or 2  # the columns of a part without factors
+        start += size or 4  # the columns of a part without factors
     return Sizes.of(inputs, start, r, len(parts)), parts
 
 
@@ -65,3 +67,21 @@ def test_a_gradient_that_is_not_wanted(on_cpu, case):
     part = Part(0, of_b.ctypes.data, parts[0][2], of_b.shape[1])
     low_rank.unpack(on_cpu, on_cpu, [part], da.ctypes.data, db.ctypes.data, sizes, FACTOR, DType.FLOAT32)
     assert (of_b == np.float32(FACTOR)).all()
+
+
+@pytest.mark.parametrize(
+    "part_sizes, r, run", [((64, 8), 16, 8), ((64, 4), 16, 1), ((64, 8), 12, 1)], ids=["all", "a part", "r"]
+)
+def test_a_thread_moves_16_bytes_where_these_divide_all_sizes(on_cpu, monkeypatch, part_sizes, r, run):
+    launched = []
+    monkeypatch.setattr(on_cpu, "launch", lambda kernel, grid, *rest: launched.append((kernel[-1], grid)))
+    sizes = Sizes.of(512, sum(part_sizes), r, len(part_sizes))
+    parts = [Part(16, 16, start, size) for start, size in zip((0, part_sizes[0]), part_sizes, strict=True)]
+    low_rank.pack(on_cpu, on_cpu, parts, 16, 16, sizes, FACTOR, DType.BFLOAT16)
+    numbers = sizes.width * (sizes.inputs + sizes.outputs)
+    assert launched == [({"RUN": run}, -(-numbers // (256 * run)))]
+
+
+def test_more_numbers_than_a_kernel_counts(on_cpu):
+    with pytest.raises(ValueError, match=r"low rank: A and B have \d+ numbers side by side; the kernel counts to"):
+        low_rank.pack(on_cpu, on_cpu, [Part(16, 16, 0, 8)], 16, 16, Sizes.of(2**28, 8, 8, 1), FACTOR, DType.BFLOAT16)
