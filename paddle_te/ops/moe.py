@@ -18,7 +18,6 @@ from paddle import Tensor
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops import BACKENDS
 
-QuantizersOfTwo = tuple[GemmQuantizers | None, GemmQuantizers | None]
 SMALL = 1e-20  # the least sum of sigmoids, as in DeepSeek-V3
 
 
@@ -59,16 +58,32 @@ class GroupedLowRank(NamedTuple):
     b: Tensor
 
 
-class ExpertWeights(NamedTuple):
-    """The tensors of an experts' MLP: fc1_weight [E, fc1 rows, h], fc2_weight [E, h, f]; fc1_bias [E, fc1 rows] and
-    fc2_bias [E, h], or None; and what LoRA adds to each product, or None."""
+class GroupedProjection(NamedTuple):
+    """x · weightᵀ (+ bias) (+ low_rank's product) of each expert's rows.
 
-    fc1_weight: Tensor
-    fc2_weight: Tensor
-    fc1_bias: Tensor | None = None
-    fc2_bias: Tensor | None = None
-    fc1_low_rank: GroupedLowRank | None = None
-    fc2_low_rank: GroupedLowRank | None = None
+    weight: [E, out, in]. bias: [E, out]. quantizers: one set for all experts; they and the others as those of
+    `ops.projection.Projection`.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    quantizers: GemmQuantizers | None = None
+    fuse_wgrad_accumulation: bool = False
+    low_rank: GroupedLowRank | None = None
+
+
+class Routed(NamedTuple):
+    """The experts of each token.
+
+    probs, routing_map: as a router gives them. topk: the greatest number of a token's experts. pairs: of a token and an
+    expert of it, at most; None: topk for each token. A backend for which the host waits for nothing makes room for as
+    many rows.
+    """
+
+    probs: Tensor
+    routing_map: Tensor
+    topk: int
+    pairs: int | None = None
 
 
 def check_counts(counts: Sequence[int], rows: int, quantizers: GemmQuantizers | None) -> None:
@@ -116,17 +131,8 @@ class MoEOps(Protocol):
         policy: which tokens an expert keeps: "probs", those of the greatest probabilities, or "position", the first.
         """
 
-    def grouped_linear(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        counts: Sequence[int] | Tensor,
-        *,
-        bias: Tensor | None = None,
-        quantizers: GemmQuantizers | None = None,
-        fuse_wgrad_accumulation: bool = False,
-    ) -> Tensor:
-        """Return [rows, out]: each expert's rows times its weightᵀ (+ its bias).
+    def grouped_linear(self, x: Tensor, projection: GroupedProjection, counts: Sequence[int] | Tensor) -> Tensor:
+        """Return [rows, out], each expert's rows projected; without a low-rank product, which `experts_mlp` has.
 
         counts: rows of each expert, ints or an int64 tensor [E], which sum up to x's rows. In fp8 they are multiples
         of what the recipe needs.
@@ -135,23 +141,17 @@ class MoEOps(Protocol):
     def experts_mlp(
         self,
         x: Tensor,
-        probs: Tensor,
-        routing_map: Tensor,
-        weights: ExpertWeights,
+        routed: Routed,
+        fc1: GroupedProjection,
+        fc2: GroupedProjection,
         *,
-        topk: int,
-        pairs: int | None = None,
         residual: Tensor | None = None,
         activation: str = "swiglu",
         recompute_activation: bool = False,
-        quantizers: QuantizersOfTwo = (None, None),
-        fuse_wgrad_accumulation: bool = False,
     ) -> Tensor:
         """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token, [tokens, h].
 
         The probability multiplies the activation, so that nothing of h columns is kept for its gradient.
-        topk: the greatest number of a token's experts. pairs: of a token and an expert of it, at most; None: topk for
-        each token. A backend for which the host waits for nothing makes room for as many rows.
         """
 
 

@@ -10,11 +10,11 @@ from paddle import Tensor
 
 from paddle_te.distributed import ExpertParallel
 from paddle_te.fp8 import GemmQuantizers, get_autocast_state
-from paddle_te.layers.linear import _WithGemms, local_size
+from paddle_te.layers.linear import _BIASES, _WithGemms, local_size
 from paddle_te.layers.moe.config import GroupedLinearSettings, MoEConfig
 from paddle_te.layers.settings import GemmSettings, takes
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
-from paddle_te.ops.moe import ExpertWeights, MoEOps, get_moe_ops
+from paddle_te.ops.moe import GroupedProjection, MoEOps, Routed, get_moe_ops
 
 
 class _Grouped(_WithGemms):
@@ -34,6 +34,16 @@ class _Grouped(_WithGemms):
     def moe_ops(self) -> MoEOps:
         """Return the backend's `ops.moe.MoEOps`."""
         return get_moe_ops(self.backend)
+
+    def grouped_projections(self, is_first_microbatch: bool | None) -> list[GroupedProjection]:
+        """Begin a forward; return the GEMMs in the order of GEMM_WEIGHTS."""
+        return [*map(self.grouped_projection, self.GEMM_WEIGHTS, self.begin_forward(is_first_microbatch))]
+
+    def grouped_projection(self, weight: str, quantizers: GemmQuantizers | None) -> GroupedProjection:
+        """Return the GEMM with a weight, by its name."""
+        parameters = self._parameters
+        bias = parameters.get(_BIASES[weight])
+        return GroupedProjection(parameters[weight], bias, quantizers, self.fuse_wgrad_accumulation)
 
     def create_grouped_bias(self, experts: int, size: int) -> Tensor:
         """Make zeros [experts, size]."""
@@ -64,15 +74,8 @@ class GroupedLinear(_Grouped):
         m_splits: rows of each expert, ints or int64 [num_gemms], in fp8 multiples of 16, with block scaling of 128.
         is_first_microbatch: as TransformerLayer's.
         """
-        (quantizers,) = self.begin_forward(is_first_microbatch)
-        return self.moe_ops.grouped_linear(
-            x,
-            self.weight,
-            m_splits,
-            bias=self.bias,
-            quantizers=quantizers,
-            fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
-        )
+        (projection,) = self.grouped_projections(is_first_microbatch)
+        return self.moe_ops.grouped_linear(x, projection, m_splits)
 
 
 class GroupedMLP(_Grouped):
@@ -112,11 +115,6 @@ class GroupedMLP(_Grouped):
         if self.ep is not None:
             self.ep.draw(self._parameters[name], init_method or paddle.nn.initializer.Normal(0.0, 0.02))
 
-    @property
-    def weights(self) -> ExpertWeights:
-        """Return the ExpertWeights."""
-        return ExpertWeights(self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias)
-
     def forward(
         self,
         x: Tensor,
@@ -132,19 +130,13 @@ class GroupedMLP(_Grouped):
         moe_router_topk for each token.
         """
         config = self.config
-        first, second = self.begin_forward(is_first_microbatch)
         return self.moe_ops.experts_mlp(
             x,
-            probs,
-            routing_map,
-            self.weights,
-            topk=config.moe_router_topk,
-            pairs=pairs,
+            Routed(probs, routing_map, config.moe_router_topk, pairs),
+            *self.grouped_projections(is_first_microbatch),
             residual=residual,
             activation=config.activation,
             recompute_activation=config.recomputes("moe_act"),
-            quantizers=(first, second),
-            fuse_wgrad_accumulation=config.fuse_wgrad_accumulation,
         )
 
 

@@ -11,9 +11,10 @@ from paddle import Tensor, nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 
 from paddle_te.distributed import ExpertParallel
+from paddle_te.fp8 import GemmQuantizers
 from paddle_te.layers.lora import WithLoRA, attributes_of_b
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
-from paddle_te.ops.moe import ExpertWeights, GroupedLowRank
+from paddle_te.ops.moe import GroupedLowRank, GroupedProjection
 
 
 class GroupedLowRanks(nn.Layer):
@@ -78,14 +79,10 @@ class LoRAGroupedMLP(WithLoRA, GroupedMLP):
         """Return {name of a part: its GroupedLowRanks}."""
         return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, GroupedLowRanks)}
 
-    @property
-    def weights(self) -> ExpertWeights:
-        """Return the ExpertWeights, with LoRA unless it is merged or disabled."""
-        weights = super().weights
-        if self.plain():
-            return weights
-        first, second = (self._grouped_low_rank(name) for name in self.GEMM_WEIGHTS)
-        return weights._replace(fc1_low_rank=first, fc2_low_rank=second)
+    def grouped_projection(self, weight: str, quantizers: GemmQuantizers | None) -> GroupedProjection:
+        """Return the GEMM with a weight, with LoRA unless it is merged or disabled."""
+        gemm = super().grouped_projection(weight, quantizers)
+        return gemm if self.plain() else gemm._replace(low_rank=self._grouped_low_rank(weight))
 
     def _grouped_low_rank(self, weight: str) -> GroupedLowRank | None:
         """Return what LoRA adds beside a weight: the parts' A stacked, and their B times scaling in blocks."""

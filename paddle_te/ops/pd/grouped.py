@@ -12,7 +12,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import GemmQuantizers, StoredWeight
 from paddle_te.fp8.emulation import dequantize_weight, operands
-from paddle_te.ops.moe import check_counts
+from paddle_te.ops.moe import GroupedProjection, check_counts
 
 
 class Rows(NamedTuple):
@@ -158,21 +158,17 @@ class _GroupedLinear(PyLayer):
         return dx, dweight
 
 
-def grouped_linear(
-    x: Tensor,
-    weight: Tensor,
-    counts: Sequence[int] | Tensor,
-    *,
-    bias: Tensor | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
-) -> Tensor:
-    """Multiply each expert's rows with its weightᵀ (+ its bias); all of them share a scale in fp8."""
-    if fuse_wgrad_accumulation:
+def grouped_linear(x: Tensor, projection: GroupedProjection, counts: Sequence[int] | Tensor) -> Tensor:
+    """Project each expert's rows."""
+    weight, bias, quantizers, fuse, low_rank = projection
+    if fuse:
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
     counts = [int(count) for count in counts]
     check_counts(counts, x.shape[0], quantizers)
     y = _GroupedLinear.apply(x, weight, counts, quantizers)
+    if low_rank is not None:
+        a, b = map(GroupedProjection, low_rank)
+        y = y + grouped_linear(grouped_linear(x, a, counts), b, counts)
     if bias is None:
         return y
     return y + bias.index_select(_experts_of(counts), 0)

@@ -9,7 +9,7 @@ import paddle
 from paddle import Tensor
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
-from paddle_te.ops.moe import ExpertWeights, QuantizersOfTwo, Routing
+from paddle_te.ops.moe import GroupedProjection, Routed, Routing
 from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
 from paddle_te.ops.pd.linear import activate
 from paddle_te.ops.routing import among, limit_experts, route, shares_of
@@ -57,43 +57,27 @@ def balance_loss(logits: Tensor, routing: Routing, sequences: int = 1) -> Tensor
 
 def experts_mlp(
     x: Tensor,
-    probs: Tensor,
-    routing_map: Tensor,
-    weights: ExpertWeights,
+    routed: Routed,
+    fc1: GroupedProjection,
+    fc2: GroupedProjection,
     *,
-    topk: int,
-    pairs: int | None = None,
     residual: Tensor | None = None,
     activation: str = "swiglu",
     recompute_activation: bool = False,
-    quantizers: QuantizersOfTwo = (None, None),
-    fuse_wgrad_accumulation: bool = False,
 ) -> Tensor:
     """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token. The pairs are counted here."""
-    multiple = 1 if quantizers[0] is None else quantizers[0].input.scaling.multiple
-    places = rows_of(routing_map, topk, multiple)
-
-    def linear(x: Tensor, gemm: int) -> Tensor:
-        weight = weights.fc2_weight if gemm else weights.fc1_weight
-        low_rank = weights.fc2_low_rank if gemm else weights.fc1_low_rank
-        y = grouped_linear(
-            x, weight, places.counts, quantizers=quantizers[gemm], fuse_wgrad_accumulation=fuse_wgrad_accumulation
-        )
-        if low_rank is None:
-            return y
-        return y + grouped_linear(grouped_linear(x, low_rank.a, places.counts), low_rank.b, places.counts)
-
-    def biased(y: Tensor, bias: Tensor | None, of_rows: Tensor | None = None) -> Tensor:
-        if bias is None:
-            return y
-        bias = bias.index_select(places.experts, 0)
-        return y + (bias if of_rows is None else bias * of_rows.unsqueeze(1)).astype(y.dtype)
+    multiple = 1 if fc1.quantizers is None else fc1.quantizers.input.scaling.multiple
+    places = rows_of(routed.routing_map, routed.topk, multiple)
 
     def second_half(hidden: Tensor, of_rows: Tensor) -> Tensor:
-        return biased(linear(scaled_activate(hidden, of_rows, activation), 1), weights.fc2_bias, of_rows)
+        act = scaled_activate(hidden, of_rows, activation)
+        y = grouped_linear(act, fc2._replace(bias=None), places.counts)
+        if fc2.bias is None:
+            return y
+        return y + (fc2.bias.index_select(places.experts, 0) * of_rows.unsqueeze(1)).astype(y.dtype)
 
-    hidden = biased(linear(permute(x, places), 0), weights.fc1_bias)
-    of_rows = probabilities(probs, places)
+    hidden = grouped_linear(permute(x, places), fc1, places.counts)
+    of_rows = probabilities(routed.probs, places)
     if recompute_activation and paddle.is_grad_enabled() and not hidden.stop_gradient:
         rows = paddle_recompute(second_half, hidden, of_rows, preserve_rng_state=False)
     else:

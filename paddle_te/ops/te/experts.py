@@ -10,7 +10,7 @@ from paddle import Tensor
 
 from paddle_te.native import experts
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS
-from paddle_te.ops.moe import ExpertWeights, QuantizersOfTwo
+from paddle_te.ops.moe import GroupedProjection, Routed
 from paddle_te.ops.te import autograd, expert_bias, expert_low_rank, float8_experts, kernel_choice
 from paddle_te.ops.te.grouped_gemms import (
     Group,
@@ -29,7 +29,7 @@ from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 class ExpertsSettings(NamedTuple):
     """topk: the greatest number of a token's experts. recompute: whether backward computes the activation again.
 
-    activation: one of ACTIVATIONS. pairs: as `MoEOps.experts_mlp` has them.
+    activation: one of ACTIVATIONS. pairs: as `Routed` has them.
     """
 
     topk: int
@@ -318,27 +318,24 @@ _EXPERTS_MLP = Op(_forward, _backward, weights=(3, 4))
 
 def experts_mlp(
     x: Tensor,
-    probs: Tensor,
-    routing_map: Tensor,
-    weights: ExpertWeights,
+    routed: Routed,
+    fc1: GroupedProjection,
+    fc2: GroupedProjection,
     *,
-    topk: int,
-    pairs: int | None = None,
     residual: Tensor | None = None,
     activation: str = "swiglu",
     recompute_activation: bool = False,
-    quantizers: QuantizersOfTwo = (None, None),
-    fuse_wgrad_accumulation: bool = False,
 ) -> Tensor:
     """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) (+ residual) for each token."""
     check_supported(activation)
-    check_fp8(quantizers[0])
-    fc1, fc2, fc1_bias, fc2_bias, *low_ranks = weights
-    factors = [tensor for low_rank in low_ranks for tensor in low_rank or (None, None)]
+    (weight1, bias1, first, fuse1, low1), (weight2, bias2, second, fuse2, low2) = fc1, fc2
+    check_fp8(first)
+    probs, routing_map, topk, pairs = routed
+    none = None, None
     return autograd.apply(
         _EXPERTS_MLP,
-        (x, probs, routing_map, fc1, fc2, residual, fc1_bias, fc2_bias, *factors),
+        (x, probs, routing_map, weight1, weight2, residual, bias1, bias2, *(low1 or none), *(low2 or none)),
         ExpertsSettings(topk, recompute_activation, activation, pairs),
-        quantizers=quantizers,
-        fuse_wgrad_accumulation=(fuse_wgrad_accumulation,) * 2,
+        quantizers=(first, second),
+        fuse_wgrad_accumulation=(fuse1, fuse2),
     )

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import paddle
 from paddle import Tensor
 
-from paddle_te.fp8 import GemmQuantizers
 from paddle_te.native import experts
-from paddle_te.ops.moe import check_counts
+from paddle_te.ops.moe import GroupedProjection, check_counts
 from paddle_te.ops.te import autograd, expert_bias, float8_experts
 from paddle_te.ops.te.grouped_gemms import (
     Group,
@@ -89,16 +88,11 @@ def _linear_backward(rt: Recorder, saved: _SavedLinear, dy: Placeholder) -> tupl
 _GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
 
 
-def grouped_linear(
-    x: Tensor,
-    weight: Tensor,
-    counts: Sequence[int] | Tensor,
-    *,
-    bias: Tensor | None = None,
-    quantizers: GemmQuantizers | None = None,
-    fuse_wgrad_accumulation: bool = False,
-) -> Tensor:
-    """Return each expert's rows times its weightᵀ. What is behind the rows that `counts` tells of is not written."""
+def grouped_linear(x: Tensor, projection: GroupedProjection, counts: Sequence[int] | Tensor) -> Tensor:
+    """Return each expert's rows projected. What is behind the rows that `counts` tells of is not written."""
+    weight, bias, quantizers, fuse, low_rank = projection
+    if low_rank is not None:
+        raise NotImplementedError("grouped_linear: it has no low-rank product; experts_mlp has")
     check_fp8(quantizers)
     if not isinstance(counts, paddle.Tensor):
         check_counts(counts, x.shape[0], quantizers)
@@ -107,5 +101,5 @@ def grouped_linear(
         _GROUPED_LINEAR,
         (x, weight, counts, bias),
         quantizers=(quantizers,),
-        fuse_wgrad_accumulation=(fuse_wgrad_accumulation,),
+        fuse_wgrad_accumulation=(fuse,),
     )

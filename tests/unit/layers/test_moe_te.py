@@ -8,6 +8,7 @@ from paddle_te import fp8
 from paddle_te.layers import TransformerLayer
 from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.native import BackendUnavailable
+from paddle_te.ops.moe import GroupedLowRank, GroupedProjection, get_moe_ops
 from paddle_te.ops.te import grouped_gemms, kernel_choice, program
 from tests import emulated_experts, emulated_te
 from tests.bfloat16 import truncated
@@ -256,6 +257,12 @@ def test_fp8_on_an_older_cublas_is_refused(recipe, version, words, monkeypatch):
     layer = MoELayer(MoEConfig(**SIZES_OF.get(recipe, SIZES), params_dtype="bfloat16"))
     with fp8.fp8_autocast(True, RECIPES[recipe]), pytest.raises(BackendUnavailable, match=words):
         layer(paddle.randn([TOKENS, layer.config.hidden_size]).astype("bfloat16"))
+
+
+def test_a_low_rank_product_without_an_mlp_is_refused():
+    ops, (x, weight, a, b) = get_moe_ops("transformer_engine"), (paddle.zeros([1, 16, 16], "bfloat16"),) * 4
+    with pytest.raises(NotImplementedError, match="no low-rank product; experts_mlp has"):
+        ops.grouped_linear(x[0], GroupedProjection(weight, low_rank=GroupedLowRank(a, b)), [16])
 
 
 def test_sizes_that_kernels_cannot_read_are_refused():
