@@ -8,7 +8,7 @@ from paddle_te.layers import LayerNormMLP
 from tests.te_weights import relative
 
 HIDDEN, FFN, BATCH, TOKENS, CHUNK = 128, 256, 2, 192, 256  # 384 tokens: a chunk and half a one
-LLAMA = dict(fuse_wgrad_accumulation=True)
+LLAMA, IN_GRAD = dict(fuse_wgrad_accumulation=True), dict(fuse_wgrad_accumulation="grad")
 GPT = dict(bias=True, normalization="LayerNorm", activation="gelu")
 DTYPES = {"transformer_engine": "bfloat16", "paddle": "float32"}
 RECIPES = {

@@ -76,15 +76,16 @@ def draw(layer, seed, empty=False):
     return {name: truncated(value) for name, value in values.items()}
 
 
-def run(config, values, dtype, steps=1, main_grads=False, recipe=None):
-    """{name: array} of output and gradients of the last step, and the layer."""
+def run(config, values, dtype, steps=1, main_grads=False, recipe=None, clears=True):
+    """{name: array} of output and gradients of the last step, of all steps without clears, and the layer."""
     layer = MoELayer(config)
     tensors = {**dict(layer.named_parameters()), "router.expert_bias": layer.router.expert_bias}
     for name, tensor in tensors.items():
         if tensor is not None:
             tensor.set_value(paddle.to_tensor(values[name]).astype(tensor.dtype))
     for _ in range(steps):
-        layer.clear_gradients()
+        if clears:
+            layer.clear_gradients()
         x = paddle.to_tensor(values["x"]).astype(dtype).detach()
         x.stop_gradient = False
         with fp8.fp8_autocast(recipe is not None, recipe):

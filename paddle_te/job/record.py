@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import HOSTS, PADDLEFORMERS, PADDLENLP
@@ -316,9 +316,15 @@ class Job(
         return FP8_RECIPES[self.fp8_recipe] if self.use_fp8 else 1
 
     @property
-    def adds_in_gemms(self) -> bool:
-        """Whether te's GEMMs add weight gradients to main gradients: always if there are any."""
-        return self.te and self.amp_master_grad
+    def fuses_wgrad(self) -> bool | Literal["grad"]:
+        """Where te's GEMMs add up weight gradients, as `fuse_wgrad_accumulation` says it.
+
+        In main gradients, if there are any; else several micro-batches of one process in the gradients themselves.
+        Several processes may wait for each gradient of Paddle's, to send it.
+        """
+        if self.amp_master_grad:
+            return self.te
+        return "grad" if self.te and self.world == 1 and self.micro_batches > 1 else False
 
     @property
     def keeps_main_gradients(self) -> bool:

@@ -18,6 +18,7 @@ from paddle_te.fp8.scaling import MXFP8_BLOCK
 from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.masks import is_causal, keys_before
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
+from paddle_te.ops.projection import FuseWgrad
 from paddle_te.options.layers import RECOMPUTE_MODULES
 
 PARALLEL_MODES = (None, "column", "row")
@@ -96,13 +97,14 @@ class GemmSettings(Common):
     """The arguments of a layer with a GEMM.
 
     init_method: the weight's initializer; None is Normal(0, 0.02).
-    fuse_wgrad_accumulation: GEMMs add weight gradients to `parameter.main_grad` (float32). Where
-        `parameter.overwrite_main_grad` is set they overwrite it instead, and reset the flag.
+    fuse_wgrad_accumulation: True: GEMMs add weight gradients to `parameter.main_grad` (float32). Where
+        `parameter.overwrite_main_grad` is set they overwrite it instead, and reset the flag. "grad": where an earlier
+        backward has left a `parameter.grad`, GEMMs add to it, which no hook of the parameter sees. Not for paddle.grad.
     bias: the GEMM has a bias.
     """
 
     init_method: nn.initializer.Initializer | None = None
-    fuse_wgrad_accumulation: bool = False
+    fuse_wgrad_accumulation: FuseWgrad = False
     bias: bool = False
 
 

@@ -17,6 +17,7 @@ from paddle import Tensor
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops import BACKENDS
+from paddle_te.ops.projection import FuseWgrad
 
 SMALL = 1e-20  # the least sum of sigmoids, as in DeepSeek-V3
 
@@ -68,7 +69,7 @@ class GroupedProjection(NamedTuple):
     weight: Tensor
     bias: Tensor | None = None
     quantizers: GemmQuantizers | None = None
-    fuse_wgrad_accumulation: bool = False
+    fuse_wgrad_accumulation: FuseWgrad = False
     low_rank: GroupedLowRank | None = None
 
 

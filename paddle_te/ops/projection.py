@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from paddle import Tensor
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.low_rank import LowRankUpdate
+
+# Where te's GEMMs add up a weight's gradient: True: in its main_grad, float32; "grad": in its grad, what backward finds
+# there; False: nowhere, Paddle adds it to its grad.
+FuseWgrad: TypeAlias = bool | Literal["grad"]
 
 
 class Projection(NamedTuple):
@@ -18,11 +22,11 @@ class Projection(NamedTuple):
         gets the bias's whole gradient, under sequence parallelism too.
     quantizers: what `fp8.ModuleScaling.begin_forward` returned for the GEMM; None: it is in the activations' own
         precision.
-    fuse_wgrad_accumulation: the weight's gradient is added to its main_grad.
+    fuse_wgrad_accumulation: where the GEMM adds the weight's gradient, a FuseWgrad.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     quantizers: GemmQuantizers | None = None
-    fuse_wgrad_accumulation: bool = False
+    fuse_wgrad_accumulation: FuseWgrad = False
     low_rank: LowRankUpdate | None = None

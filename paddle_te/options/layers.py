@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Literal
 
 from paddle_te.options.fp8 import SKIP_LAYERS, skipped_layers
 from paddle_te.options.option import (
@@ -258,10 +259,10 @@ LAYER_OPTIONS = {option.name: option for option in LAYERS}
 class LayerOptions(Record, Layers):
     """What a model's configuration says of its decoder layers: LayerOptions.of(config).fp8_recipe.
 
-    fuse_wgrad_accumulation follows from other flags, see `Job.adds_in_gemms`.
+    fuse_wgrad_accumulation follows from other flags, see `Job.fuses_wgrad`.
     """
 
-    fuse_wgrad_accumulation: bool = False
+    fuse_wgrad_accumulation: bool | Literal["grad"] = False
 
     @classmethod
     def of(cls, config: object) -> LayerOptions:

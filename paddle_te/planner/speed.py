@@ -167,7 +167,8 @@ def reference_ms(model: Model, layout: Job, gpu: Gpu, tp: float) -> float:
 def accumulation_ms(local: float, layout: Job, gpu: Gpu) -> float:
     """Return the time in which the gradients of later micro-batches are added to those of the first.
 
-    GEMMs read and write main gradients; Paddle reads two gradients in bf16 and writes one.
+    GEMMs read and write main gradients; Paddle reads two gradients in bf16 and writes one. So it did in all that was
+    measured: GEMMs that add gradients in bf16 (`Job.fuses_wgrad`) take less.
     """
     each = 8 if layout.amp_master_grad else 6
     return each * (layout.micro_batches - 1) * local / gpu.hbm / 1e6

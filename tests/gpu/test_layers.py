@@ -255,9 +255,10 @@ def test_a_side_stream_gives_the_same_bits(gpu, monkeypatch, seed, recipe):
         assert (got[name] == want[name]).all(), name
 
 
+@pytest.mark.parametrize("where", [True, "grad"])
 @pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
-def test_main_gradients_accumulate_inside_the_gemms(gpu, seed, recipe):
-    layer_cases.check_main_gradients(gpu, case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
+def test_gradients_add_up_inside_the_gemms(gpu, seed, recipe, where):
+    layer_cases.check_gradients_add_up(gpu, case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe), where)
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear_in_out"])

@@ -25,6 +25,7 @@ import numpy as np  # noqa: E402
 
 from paddle_te.configs.families import FAMILIES  # noqa: E402
 from paddle_te.configs.spec import experts_width  # noqa: E402
+from paddle_te.job import Job  # noqa: E402
 from tools.benchmark import floors, report, timing  # noqa: E402
 from tools.benchmark.expert_peers import te_torch_mixture_layer  # noqa: E402
 from tools.benchmark.experts import choose_libraries  # noqa: E402
@@ -179,7 +180,8 @@ DEFINITIONS = [
     "stream; median of a round's steps, then the median and range of the rounds' medians. Each micro-batch has random "
     "tokens of its own: a model that knows its batch by heart has gradients of zeros, for which a GPU at its power "
     "limit clocks higher. Trainer, data loading and logging are not in it. Gradients are bf16; te keeps its fp8 "
-    "weights from one micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as "
+    "weights from one micro-batch to the next, and its GEMMs add gradients to those of the micro-batches before. "
+    "Paddle: bf16 weights, float32 master weights and moments, as "
     "PaddleNLP's Trainer has them under O2; on nvgpu AdamW clips as it reads the gradients, so clipping is their norm. "
     "Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, so that its optimizer moves "
     "less than half the bytes; float32_weights: weights, gradients and moments in float32, bf16 by autocast. TE's "
@@ -384,6 +386,12 @@ class TransformerEngineStep(TorchStep):
         return self.cross_entropy(logits, tokens[:, 1:].contiguous()).mean()
 
 
+def as_trained(backend, micro_batches):
+    """Return what the training script tells the layers of a run in one process."""
+    run = Job(transformer_engine_backend=backend, gradient_accumulation_steps=micro_batches)
+    return {"fuse_wgrad_accumulation": run.fuses_wgrad}
+
+
 class PaddleStep(TrainingStep):
     """PaddleNLP's model with this project's decoder layers, Paddle's AdamW with master weights.
 
@@ -421,7 +429,7 @@ class PaddleStep(TrainingStep):
             use_fp8=use_fp8,
             fp8_recipe=fp8_recipe,
             **(dict(moe_router_force_load_balancing=True) if size.mixture else {}),
-            **flags,
+            **(as_trained(backend, size.micro_batches) | flags),
         )
         kept = paddle.get_default_dtype()
         paddle.set_default_dtype(dtype)

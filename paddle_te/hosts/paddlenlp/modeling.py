@@ -36,7 +36,7 @@ from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
-from paddle_te.ops.projection import Projection
+from paddle_te.ops.projection import FuseWgrad, Projection
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
 CONFIG = Door(mark="", between="=")  # of a model's configuration
@@ -66,7 +66,7 @@ def ignore_index(config: HostConfig) -> int:
 class TELMHead(HostClass):
     """PaddleNLP's head, in fp8 (config.fp8_lm_head), or with its criterion in one.
 
-    With config.fuse_wgrad_accumulation its weight's gradient is added to the main gradient in the GEMM;
+    With config.fuse_wgrad_accumulation its weight's gradient is added up in the GEMM;
     config.use_fused_linear_cross_entropy asks for the criterion.
 
     Not built in PaddleNLP's place, as decoder layers are: its constructor calls its base through its own name, then
@@ -119,7 +119,7 @@ class TELMHead(HostClass):
     def _is_first_microbatch(self) -> bool | None:
         return None  # the trainer's fp8.microbatch says it
 
-    def _fuses_wgrad(self) -> bool:
+    def _fuses_wgrad(self) -> FuseWgrad:
         return LayerOptions.of(self.config).fuse_wgrad_accumulation
 
     def _quantizers(self) -> Any:
@@ -180,7 +180,7 @@ class TELMHeadPipe(TELMHead):
 
 
 class TEEmbedding(HostClass):
-    """PaddleNLP's embedding, with its gradient added to the float32 main gradient (config.fuse_wgrad_accumulation).
+    """PaddleNLP's embedding, with its gradient added to the float32 main gradient.
 
     It is plain or of a part of the vocabulary. On devices without a kernel for it the embedding stays as it is.
     """
@@ -201,7 +201,7 @@ class TEEmbedding(HostClass):
 
 
 def _take_over_embeddings(model: HostModel) -> None:
-    if LayerOptions.of(model.config).fuse_wgrad_accumulation:
+    if LayerOptions.of(model.config).fuse_wgrad_accumulation is True:
         for layer in model.sublayers():
             if isinstance(layer, (paddle.nn.Embedding, VocabParallelEmbedding)):
                 take_over(layer, TEEmbedding)

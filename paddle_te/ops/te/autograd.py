@@ -11,6 +11,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.interface import Ranks
+from paddle_te.ops.projection import FuseWgrad
 from paddle_te.ops.te import offload, runtime
 from paddle_te.ops.te.program import Program, Signature, program_of
 from paddle_te.ops.te.recording import Op, QuantizerSpec
@@ -45,7 +46,7 @@ def apply(
     *,
     quantizers: Sequence[GemmQuantizers | None] = (),
     tp: Ranks | None = None,
-    fuse_wgrad_accumulation: tuple[bool, ...] = (),
+    fuse_wgrad_accumulation: tuple[FuseWgrad, ...] = (),
 ) -> Any:
     """Return the op's outputs; the arguments are those of `prepare`."""
     rt = runtime.current()
@@ -61,7 +62,7 @@ def prepare(
     settings: Hashable = None,
     quantizers: Sequence[GemmQuantizers | None] = (),
     tp: Ranks | None = None,
-    fuse_wgrad_accumulation: tuple[bool, ...] = (),
+    fuse_wgrad_accumulation: tuple[FuseWgrad, ...] = (),
 ) -> Program:
     """Return the Program of an op for such arguments on a Runtime, recorded if there is none yet.
 

@@ -76,9 +76,9 @@ def gradients(
     rt: Recorder, group: Group, z: Matrix, rows: Matrix, found: Factors, dout: Matrix, dx: Matrix | None, code: int
 ) -> Gradients:
     """Return the Gradients from the output's, of rows; dx: that of `rows`, to which theirs is added, or None."""
-    db = group.wgrad(rt, z, dout, found.b, code)
+    db = group.wgrad(rt, z, dout, found.b)
     dz = rt.new_matrix((group.rows, found.width), found.a.dtype, code)
     group.dgrad(rt, dout, rt.matrix(found.b, code), dz)
     if dx is not None:
         group.dgrad(rt, dz, rt.matrix(found.a, code), dx, accumulate=True)
-    return Gradients(group.wgrad(rt, rows, dz, found.a, code), db)
+    return Gradients(group.wgrad(rt, rows, dz, found.a), db)

@@ -265,7 +265,7 @@ def _through_fc2(
         of_rows = cast(Matrix, act) if activated is None else activated  # in 16 bits, as no quantizer has been at it
         given = z, of_rows, low_rank, placed.in_16_bits(rt, grad, dy)
         dlow = expert_low_rank.gradients(rt, group, *given, dact, placed.code)
-    return dact, None if act is None else group.wgrad(rt, act, grad, fc2, placed.code), dlow
+    return dact, None if act is None else group.wgrad(rt, act, grad, fc2), dlow
 
 
 def _through_activation(rt: Recorder, saved: _Saved, dact: Matrix) -> tuple[Grouped, Matrix | None, Placeholder]:
@@ -293,7 +293,7 @@ def _through_fc1(
     """Return (the rows' gradient or None, fc1's weight's, Gradients of its factors)."""
     (x, _, _, fc1, *_), placed = saved.inputs.tensors, saved.placed
     group, low_rank, dlow, drows = placed.group, saved.low_ranks[0], expert_low_rank.Gradients(), None
-    dw1 = group.wgrad(rt, saved.rows, grad, fc1, placed.code)
+    dw1 = group.wgrad(rt, saved.rows, grad, fc1)
     if not x.stop_gradient:
         group.dgrad(rt, grad, float8_experts.for_backward(rt, saved.w1), drows := placed.new(rt, x.shape[1]))
     z = saved.z[0]

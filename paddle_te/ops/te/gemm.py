@@ -32,7 +32,7 @@ from paddle_te.ops.te.quantized import (
     rowwise_pieces,
 )
 from paddle_te.ops.te.recording import Placeholder, RecordedQuantizers, RecordedRanks, Recorder
-from paddle_te.ops.te.runtime import DTYPES, FLOAT32, Matrix, Memory, check_tensor
+from paddle_te.ops.te.runtime import DTYPES, Matrix, Memory, check_tensor
 
 Operand: TypeAlias = Matrix | Float8Matrix  # what a GEMM reads
 
@@ -180,7 +180,7 @@ class BiasGradient:
     @staticmethod
     def dtype(bias: Placeholder, weight: Placeholder, fp8: bool) -> Any:
         """Say what its memory must be."""
-        return bias.dtype if fp8 or weight.main_grad is None else paddle.float32
+        return bias.dtype if fp8 or weight.main_grad is None else weight.main_grad.dtype
 
     def in_its_dtype(self, rt: Recorder) -> Placeholder:
         """Return the gradient once it is written."""
@@ -197,7 +197,7 @@ def cast(rt: Recorder, memory: Placeholder, dtype: Any) -> Placeholder:
 def wgrad(
     rt: Recorder, x: Operand, dy: Operand, weight: Placeholder, code: int, fp8: bool, dbias: BiasGradient | None = None
 ) -> Placeholder | None:
-    """Return dW. If the weight has a main_grad (float32), write or add dW to that and return None.
+    """Return dW. If the weight has a main_grad, write or add dW to that and return None.
 
     For a weight [in, out] exchange x and dy. dbias: a BiasGradient, filled here unless in fp8.
     """
@@ -209,7 +209,7 @@ def wgrad(
         dw = rt.new_matrix((rows, cols), weight.dtype, code)
         rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8, *epilogue)
         return None if weight.stop_gradient else dw.memory
-    main_grad = rt.matrix(weight.main_grad, FLOAT32)
+    main_grad = rt.matrix(weight.main_grad, DTYPES[weight.main_grad.dtype])
     rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8, *epilogue)
     return None
 

@@ -19,8 +19,9 @@ from paddle_te.native.errors import Problem
 from paddle_te.native.experts import Rows
 from paddle_te.native.library import cublas_version
 from paddle_te.ops.te import float8_experts, runtime
+from paddle_te.ops.te.packing import SIZES
 from paddle_te.ops.te.recording import Placeholder, RecordedQuantizers, Recorder
-from paddle_te.ops.te.runtime import FLOAT32, Matrix, Runtime
+from paddle_te.ops.te.runtime import DTYPES, Matrix, Runtime
 from paddle_te.ops.te.scaled_activation import ACTIVATIONS
 
 # from here on Hopper has grouped GEMMs, in fp8, and in fp8 with block scaling
@@ -138,17 +139,17 @@ class Group(NamedTuple):
         """Compute dx (+)= dy · weight."""
         self._gemm(rt, weight, dy, dx, False, False, accumulate, True)
 
-    def wgrad(self, rt: Recorder, x: Grouped, dy: Grouped, weight: Placeholder, code: int) -> Placeholder | None:
+    def wgrad(self, rt: Recorder, x: Grouped, dy: Grouped, weight: Placeholder) -> Placeholder | None:
         """Return weight's gradient, or None where it is put into or added to its main_grad."""
         if weight.stop_gradient:
             return None
         main_grad, (_, out, in_) = weight.main_grad, weight.shape
-        fused, code = main_grad is not None, code if main_grad is None else FLOAT32
+        fused = main_grad is not None
         dw = rt.empty(weight.shape, weight.dtype) if main_grad is None else main_grad
         accumulate = fused and bool(weight.accumulate)
-        self._gemm(rt, x, dy, rt.matrix(dw, code), False, True, accumulate, True)
+        self._gemm(rt, x, dy, rt.matrix(dw, DTYPES[dw.dtype]), False, True, accumulate, True)
         if not accumulate:  # GEMMs over no rows write nothing
-            size = out * in_ * (4 if fused else 2)
+            size = out * in_ * SIZES[dw.dtype]
             experts.zero_empty(rt.te, rt.stream, dw.data_ptr(), self.counts, self.experts, size)
         return None if fused else dw
 

@@ -82,7 +82,7 @@ def _linear_backward(rt: Recorder, saved: _SavedLinear, dy: Placeholder) -> tupl
         dx = rt.empty(x.shape, x.dtype)
         group.dgrad(rt, grad, float8_experts.for_backward(rt, w), rt.matrix(dx, code))
     dbias = expert_bias.gradient(rt, group.of_rows(rt.matrix(dy, code)), bias, code)
-    return dx, group.wgrad(rt, rows, grad, weight, code), None, dbias
+    return dx, group.wgrad(rt, rows, grad, weight), None, dbias
 
 
 _GROUPED_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))

@@ -312,28 +312,31 @@ class _Gradients:
 class _AddedUp:
     """A weight's gradient as the sum of the chunks', in float32: in its main gradient, or in memory of its own.
 
-    stand_in: the weight with that as main_grad, for `wgrad`; a frozen weight itself.
+    Memory of its own, too, instead of a grad of 16 bits, to which Paddle adds the sum. stand_in: the weight with that
+    as main_grad, for `wgrad`; a frozen weight itself.
     """
 
     def __init__(self, rt: Recorder, weight: Placeholder) -> None:
-        self._weight, self.stand_in, self._begun = weight, weight, False
+        self._weight, self.stand_in = weight, weight
+        self._in_main_grad = weight.main_grad is not None and weight.main_grad.dtype is paddle.float32
+        self._adds = self._in_main_grad and bool(weight.accumulate)
         if not weight.stop_gradient:
             self.stand_in = Placeholder(weight.index, weight.shape, weight.dtype, stop_gradient=False)
-            self.stand_in.main_grad = weight.main_grad or rt.empty(weight.shape, paddle.float32)
+            total = weight.main_grad if self._in_main_grad else rt.empty(weight.shape, paddle.float32)
+            self.stand_in.main_grad = total
 
     def next_part(self) -> Placeholder:
         """Return stand_in, which the first chunk writes and the others add to.
 
         Where the main gradient is to be added to, all of them add.
         """
-        self.stand_in.accumulate = self._begun or bool(self._weight.accumulate)
-        self._begun = True
+        self.stand_in.accumulate, self._adds = self._adds, True
         return self.stand_in
 
     def total(self, rt: Recorder) -> Wanted:
         """Return the gradient; None for a frozen weight, and where it is in the main gradient."""
         weight = self._weight
-        if weight.stop_gradient or weight.main_grad or self.stand_in.main_grad is None:
+        if weight.stop_gradient or self._in_main_grad or self.stand_in.main_grad is None:
             return None
         return cast(rt, self.stand_in.main_grad, weight.dtype)
 

@@ -15,6 +15,7 @@ import paddle
 from paddle import Tensor
 
 from paddle_te import native
+from paddle_te.ops.projection import FuseWgrad
 from paddle_te.ops.te.recording import (
     Allocated,
     Call,
@@ -43,15 +44,15 @@ class Signature(NamedTuple):
     """Say what a program is made for.
 
     tensors: TensorSpecs, None for no tensor. quantizers: QuantizerSpecs of the GEMMs, None for one that is not in fp8.
-    tp: a TensorParallel or None. train: whether a backward may follow. fuse: of each GEMM's weight whether its gradient
-    goes to its main_grad. settings: the op's own record.
+    tp: a TensorParallel or None. train: whether a backward may follow. fuse: of each GEMM's weight where its
+    gradient is added up. settings: the op's own record.
     """
 
     tensors: tuple[TensorSpec | None, ...]
     quantizers: tuple[QuantizerSpec | None, ...]
     tp: Any
     train: bool
-    fuse: tuple[bool, ...]
+    fuse: tuple[FuseWgrad, ...]
     settings: Any
 
 
@@ -60,6 +61,59 @@ class _Backward(NamedTuple):
 
     steps: Steps
     gradients: list[Placeholder | None]
+
+
+class _Sum(NamedTuple):
+    """Describe the memory to which a backward may add a weight's gradient.
+
+    weight, memory: Placeholders. in_grad: the memory is the weight's grad, and not its main_grad.
+    """
+
+    weight: Placeholder
+    memory: Placeholder
+    in_grad: bool
+
+    def fuse(self, accumulate: bool) -> None:
+        """Let the next recording add to the memory, or write it. A weight's first grad is autograd's to keep."""
+        self.weight.main_grad = self.memory if accumulate or not self.in_grad else None
+        self.weight.accumulate = accumulate
+
+    def found(self, weight: Any) -> _Found:
+        """Return what a run has. Raises TypeError for a main_grad that is not float32."""
+        if self.in_grad:
+            grad: Tensor | None = weight.grad
+            adds = grad is not None and grad.is_dense() and grad.dtype is weight.dtype
+            return _Found(self, weight, grad if adds else None, adds)
+        main_grad: Tensor | None = getattr(weight, "main_grad", None)
+        if main_grad is not None and main_grad.dtype is not paddle.float32:
+            raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
+        adds = main_grad is not None and not getattr(weight, "overwrite_main_grad", False)
+        return _Found(self, weight, main_grad, adds)
+
+
+class _Found(NamedTuple):
+    """A _Sum in a run: the weight, what it has as grad or main_grad, and whether to add to that."""
+
+    sum: _Sum
+    weight: Any
+    memory: Tensor | None
+    adds: bool
+
+    def memory_of_run(self, rt: Runtime) -> Tensor | None:
+        """Return the memory, that of a new main gradient where there is none; None for a grad that autograd keeps."""
+        if self.memory is None and not self.sum.in_grad:
+            return rt.empty(self.weight.shape, paddle.float32)
+        return self.memory
+
+    def written(self, memory: Tensor | None) -> None:
+        """Note on the weight that `memory` now holds its gradient."""
+        weight = self.weight
+        if not self.sum.in_grad:
+            if self.memory is None:
+                weight.main_grad = memory
+            weight.overwrite_main_grad = False
+        elif self.adds:
+            weight._unset_fake_empty()  # else Paddle's next addition replaces what was zeros of clear_grad before
 
 
 class _Recorded(NamedTuple):
@@ -93,9 +147,9 @@ class Program:
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         before = self._recorder.count  # what has a smaller index is the forward's
         self._grads: list[Placeholder] = []
-        self._fused: list[Placeholder] = []
+        self._sums: list[_Sum] = []
         backward = self._first_backward(rt, signature.fuse) if self.train else _Recorded([], [], {}, set())
-        wanted = {i for i in backward.read.union([weight.index for weight in self._fused]) if i < before}
+        wanted = {i for i in backward.read.union([total.weight.index for total in self._sums]) if i < before}
         cached = {q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight}
         seen, returned = shown(backward.calls), cached.union([place.index for place in self.outputs])
         self.steps = Steps(rt, calls, allocated, returned | (wanted & seen), wanted - returned - seen)
@@ -107,7 +161,7 @@ class Program:
         self._note_places(backward.read)
         self._backwards: dict[tuple[Runtime, tuple[bool, ...]], _Backward] = {}
         if self.train:
-            self._backwards[rt, (True,) * len(self._fused)] = self._arranged(rt, backward)
+            self._backwards[rt, (True,) * len(self._sums)] = self._arranged(rt, backward)
 
     def _note_places(self, read: set[int]) -> None:
         """Note where each run finds and puts what. read: indices of what the backward reads or returns."""
@@ -151,20 +205,21 @@ class Program:
         ranks = signature.tp and RecordedRanks(recorder, signature.tp)
         return OpInputs(tuple(tensors), tuple(quantizers), ranks, signature.train)
 
-    def _first_backward(self, rt: Runtime, fuse: tuple[bool, ...]) -> _Recorded:
-        """Record the backward that adds to all main gradients."""
+    def _first_backward(self, rt: Runtime, fuse: tuple[FuseWgrad, ...]) -> _Recorded:
+        """Record the backward that adds to all gradients that there may be."""
         recorder = self._recorder
         self._grads = [recorder.placeholder(place.shape, place.dtype) for place in self.outputs]
-        weights = [self.inputs.tensors[i] for i, wanted in zip(self._op.weights, fuse, strict=False) if wanted]
-        self._fused = [weight for weight in weights if not weight.stop_gradient]
-        for weight in self._fused:
-            weight.main_grad = recorder.placeholder(weight.shape, paddle.float32)
-        return self._recorded(rt, (True,) * len(self._fused))
+        for i, where in zip(self._op.weights, fuse, strict=False):
+            weight = self.inputs.tensors[i]
+            if where and not weight.stop_gradient:
+                memory = recorder.placeholder(weight.shape, weight.dtype if where == "grad" else paddle.float32)
+                self._sums.append(_Sum(weight, memory, where == "grad"))
+        return self._recorded(rt, (True,) * len(self._sums))
 
     def _recorded(self, rt: Runtime, accumulate: tuple[bool, ...]) -> _Recorded:
-        """Record a backward; accumulate: whether to add to each of the main gradients."""
-        for weight, add in zip(self._fused, accumulate, strict=True):
-            weight.accumulate = add
+        """Record a backward; accumulate: whether to add to each of the gradients that there may be."""
+        for total, add in zip(self._sums, accumulate, strict=True):
+            total.fuse(add)
         gradients, calls, allocated = self._recorder.record(rt, self._op.backward, self._saved, *self._grads)
         pairs = zip(self.inputs.tensors, gradients, strict=True)
         gradients = [gradient for tensor, gradient in pairs if tensor is not None]  # as Paddle counts them
@@ -177,15 +232,15 @@ class Program:
         return _Backward(steps, gradients)
 
     def _backward(self, rt: Runtime, accumulate: tuple[bool, ...]) -> _Backward:
-        """Return the _Backward on a stream; accumulate: whether to add to each of the main gradients."""
+        """Return the _Backward on a stream; accumulate: as `_recorded` takes it."""
         found = self._backwards.get((rt, accumulate))
         if found is None:
             found = self._backwards[rt, accumulate] = self._arranged(rt, self._recorded(rt, accumulate))
         return found
 
     def recorded_backward(self, rt: Runtime) -> _Backward:
-        """Return the backward that adds to all main gradients, where there is one."""
-        return self._backward(rt, (True,) * len(self._fused))
+        """Return the backward that adds to all gradients that there may be, where there is one."""
+        return self._backward(rt, (True,) * len(self._sums))
 
     def forward(
         self, rt: Runtime, quantizers: Sequence[Any], tensors: Sequence[Tensor | None]
@@ -226,42 +281,31 @@ class Program:
         This sets overwrite_main_grad to False on a weight whose main gradient it has written. Set it to True to make
         the next gradient overwrite the main gradient, as in TE's PyTorch modules.
         """
-        fused = self._fused_weights(kept)
-        accumulate = tuple([main_grad is not None and not overwrite for _, main_grad, overwrite in fused])
+        sums = self._sums_of_run(kept)
         with self._lock:
-            steps, gradients = self._backward(rt, accumulate)
+            steps, gradients = self._backward(rt, tuple([found.adds for found in sums]))
         memories = self._memories(quantizers)
         for i, index in self._read:
             memories[index] = kept[i]
         first = self._grads[0].index
         memories[first : first + len(grads)] = grads
-        new = []
-        for place, (weight, main_grad, _) in zip(self._fused, fused, strict=True):
-            if main_grad is None:
-                main_grad = rt.empty(weight.shape, paddle.float32)
-                new.append((weight, main_grad))
-            memories[place.main_grad.index] = main_grad  # type: ignore[union-attr]  # made by `_first_backward`
+        written = [found.memory_of_run(rt) for found in sums]
+        for found, memory in zip(sums, written, strict=True):
+            memories[found.sum.memory.index] = memory
         kept.clear()
         grads.clear()
         with self._lock:
             steps.run(rt, memories)
-        for weight, main_grad in new:  # only now: what fails before leaves no numbers that nobody has written
-            weight.main_grad = main_grad
-        for weight, _, _ in fused:
-            weight.overwrite_main_grad = False
+        for found, memory in zip(sums, written, strict=True):  # only now: what fails before has written nothing
+            found.written(memory)
         return [None if place is None else memories[place.index] for place in gradients]
 
-    def _fused_weights(self, kept: Sequence[Tensor]) -> list[tuple[Any, Tensor | None, bool]]:
-        """Return (weight, its main gradient or None, whether to overwrite that) of those whose gradients go there."""
-        if not self._fused:
+    def _sums_of_run(self, kept: Sequence[Tensor]) -> list[_Found]:
+        """Return what this run's weights have of `_sums`. kept: as `backward` is given it."""
+        if not self._sums:
             return []
         tensors = dict(zip(self._kept, kept, strict=True))
-        weights: list[Any] = [tensors[place.index] for place in self._fused]
-        found = [(w, getattr(w, "main_grad", None), getattr(w, "overwrite_main_grad", False)) for w in weights]
-        for weight, main_grad, _ in found:
-            if main_grad is not None and main_grad.dtype is not paddle.float32:
-                raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
-        return found
+        return [total.found(tensors[total.weight.index]) for total in self._sums]
 
     def _memories(self, quantizers: Sequence[Any]) -> Memories:
         """Return a run's memories by index, of which only the quantizers' numbers are there."""

@@ -59,7 +59,7 @@ class Placeholder:
 
     index: its number among the memories of a run. first: for `rows` the number of the first row, else None.
     main_grad: the Placeholder that a weight's gradient overwrites, or is added to (accumulate); None: the gradient has
-    memory of its own.
+    memory of its own. It stands for the weight's main gradient, float32, or for its grad, of the weight's dtype.
     """
 
     __slots__ = ("index", "shape", "dtype", "stop_gradient", "first", "main_grad", "accumulate")

@@ -11,7 +11,7 @@ from paddle_te.planner import memory
 from paddle_te.planner.layout import layout as layout_of
 from paddle_te.planner.model import Model
 from tests import emulated_te
-from tests.mlp_chunk_cases import BATCH, CHUNK, DTYPES, GPT, LLAMA, RECIPES, TOKENS, check, train
+from tests.mlp_chunk_cases import BATCH, CHUNK, DTYPES, GPT, IN_GRAD, LLAMA, RECIPES, TOKENS, check, train
 from tests.poison import poison_allocations
 
 # In bfloat16 a vector's gradient is a sum of rounded parts. In fp8 numbers that differ in bfloat16's last bit may round
@@ -27,10 +27,12 @@ def emulated(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("options, micro_batches", [(LLAMA, 2), (GPT, 1), (dict(norms="after"), 1)], ids=str)
+@pytest.mark.parametrize(
+    "options, micro_batches", [(LLAMA, 2), (IN_GRAD, 2), (GPT, 1), (dict(norms="after"), 1)], ids=str
+)
 def test_te_gives_the_same(seed, options, micro_batches, recipe):
-    """With two micro-batches, whose fp8 weights are kept and whose main gradients are added up; and with biases and one
-    micro-batch, whose gradients have the weights' dtype."""
+    """With two micro-batches, whose fp8 weights are kept and whose gradients are added up in main gradients or in the
+    weights' dtype; and with biases and one micro-batch."""
     want, scales = train(seed, "transformer_engine", RECIPES[recipe], micro_batches, **options)
     got, scales_of_chunks = train(
         seed, "transformer_engine", RECIPES[recipe], micro_batches, mlp_chunk_tokens=CHUNK, **options

@@ -75,11 +75,17 @@ def train(seed, backend, parts, recipe, micro_batches, **options):
 @pytest.mark.parametrize("recipe", [None, DELAYED, CURRENT], ids=["16bits", "delayed", "current"])
 @pytest.mark.parametrize(
     "options, micro_batches",
-    [(dict(fuse_wgrad_accumulation=True), 2), (GPT, 1), (OLMO, 1), (BOTH, 1)],
-    ids=["llama", "gpt", "olmo", "norms on both sides"],
+    [
+        (dict(fuse_wgrad_accumulation=True), 2),
+        (dict(fuse_wgrad_accumulation="grad"), 2),
+        (GPT, 1),
+        (OLMO, 1),
+        (BOTH, 1),
+    ],
+    ids=["llama", "llama in grad", "gpt", "olmo", "norms on both sides"],
 )
 def test_te_gives_the_same_bits(seed, options, micro_batches, recipe):
-    """With two micro-batches, whose fp8 weights are kept and whose main gradients are added up, and with one."""
+    """With two micro-batches, whose fp8 weights are kept and whose gradients are added up, and with one."""
     check_bits(seed, "transformer_engine", recipe, micro_batches, options)
 
 

@@ -215,9 +215,10 @@ def test_gpus_and_heads_that_have_fp8_attention(monkeypatch, capability, head_di
         get_ops("transformer_engine").check_fp8_attention(head_dim)
 
 
+@pytest.mark.parametrize("where", [True, "grad"])
 @pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
-def test_main_gradients_accumulate_inside_the_gemms(seed, recipe):
-    layer_cases.check_main_gradients("cpu", case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
+def test_gradients_add_up_inside_the_gemms(seed, recipe, where):
+    layer_cases.check_gradients_add_up("cpu", case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe), where)
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])

@@ -183,8 +183,8 @@ def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
     assert pack([Block(300, 1, 0, 1), Block(200, 2, 2, 3)]) == (512, ((1, 0), (2, 0)))
 
 
-def fused_linear(x, weight):
-    return get_ops("transformer_engine").linear(x, Projection(weight, fuse_wgrad_accumulation=True))
+def fused_linear(x, weight, where=True):
+    return get_ops("transformer_engine").linear(x, Projection(weight, fuse_wgrad_accumulation=where))
 
 
 def test_a_backward_that_fails_leaves_no_main_gradient(seed, monkeypatch):
@@ -222,6 +222,37 @@ def test_a_main_gradient_of_another_dtype_is_refused(seed):
     weight.main_grad = paddle.zeros([32, 16], "bfloat16")
     with pytest.raises(Exception, match="main_grad of .* must be float32"):
         fused_linear(bf16(seed, 4, 16), weight).sum().backward()
+
+
+def parameter(seed):
+    weight = paddle.create_parameter([32, 16], "bfloat16", default_initializer=paddle.nn.initializer.Constant(0.0))
+    weight.set_value(bf16(seed, 32, 16))
+    return weight
+
+
+def test_a_gemm_adds_to_the_grad_that_is_there(seed):
+    """In the grad's memory, and with one rounding, of the sum of what it held and the float32 product."""
+    weight, want, places = parameter(seed), np.zeros([32, 16], "float32"), set()
+    for i in range(3):
+        x, dy = bf16([seed, i, 0], 8, 16), bf16([seed, i, 1], 8, 32)
+        fused_linear(x, weight, "grad").backward(dy)
+        want = want + dy.astype("float32").numpy().T @ x.astype("float32").numpy()
+        want = paddle.to_tensor(want).astype("bfloat16").astype("float32").numpy()
+        np.testing.assert_array_equal(weight.grad.astype("float32").numpy(), want)
+        places.add(weight.grad.data_ptr())
+    assert len(places) == 1 and getattr(weight, "main_grad", None) is None
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_paddle_adds_to_what_a_gemm_has_added(seed, zeros):
+    """As to a tied weight's; also after clear_grad, whose zeros Paddle's next addition replaces."""
+    weight = parameter(seed)
+    for step in (1, 2):
+        x = paddle.full([1, 16], step, "bfloat16")
+        for also in (True, False, False):
+            paddle.autograd.backward([fused_linear(x, weight, where) for where in ("grad", False)[: 1 + also]])
+        np.testing.assert_array_equal(weight.grad.astype("float32").numpy(), np.full([32, 16], 4.0 * step))
+        weight.clear_gradient(zeros)
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["", "low_rank"])

@@ -54,12 +54,15 @@ def test_trackers_without_a_login(tmp_path, monkeypatch, words, refused):
         ([*MAIN_GRADS, *TE], True),
         ([*MAIN_GRADS, "--transformer_engine_backend", "paddle"], False),  # a default is nothing to refuse
         (TE, False),
+        ([*TE, "--gradient_accumulation_steps", "2"], "grad"),
+        (["--gradient_accumulation_steps", "2", "--transformer_engine_backend", "paddle"], False),
         ([*MAIN_GRADS[:2], *TE], False),  # PaddleNLP has no main gradients of float32 weights
     ],
 )
-def test_gemms_add_to_main_gradients_by_themselves(tmp_path, words, fused):
+def test_gemms_add_up_gradients_by_themselves(tmp_path, words, fused):
     _, training_args = parse(tmp_path, *words)
-    assert Job.of(training_args).adds_in_gemms is fused
+    assert Job.of(training_args).fuses_wgrad == fused
+    assert Job.of(training_args, world=2).fuses_wgrad == (fused is True)  # Paddle may send the others
 
 
 def test_folders_that_cannot_be_written(tmp_path):
