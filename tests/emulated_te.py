@@ -985,12 +985,14 @@ def rmsnorm_statistics(form, x, gamma, rsigma, amax, copy, rows, epsilon, zero_c
         at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(normed).max())
 
 
-def rmsnorm_cast_transpose(form, x, gamma, rsigma, *arguments):
+def rmsnorm_cast_transpose(form, x, gamma, rsigma, plain, *arguments):
     """kernels/rmsnorm_cast.cu."""
     *target, rows, cols, zero_centered_gamma = arguments
     gamma = at(gamma, (cols,), form.dtype).astype(np.float32) + (1 if zero_centered_gamma else 0)
     values = at(x, (rows, cols), form.dtype).astype(np.float32)
-    form.write(values * at(rsigma, (rows,), np.float32)[:, None] * gamma, *target)
+    values = values * at(rsigma, (rows,), np.float32)[:, None] * gamma
+    _write_plain(form, plain, values)
+    form.write(values, *target)
 
 
 def cast_transpose(form, x, *arguments):

@@ -64,8 +64,12 @@ def cast_transpose(
     float8: int,
     zero_centered: bool,
     rounded: bool = False,
+    plain: int = 0,
 ) -> None:
-    """Write x · rsigma · gamma, cast to fp8 with its transposed copy. dtype, float8, rounded: a Form's."""
+    """Write x · rsigma · gamma, cast to fp8 with its transposed copy.
+
+    dtype, float8, rounded: a Form's. plain: where it is also written in x's dtype; 0 for nowhere.
+    """
     cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
-    arguments = x, gamma, rsigma, *target.arguments, rows, hidden, zero_centered
-    casts.launch(te, stream, *cast, [(rows, hidden)], arguments, target.defines)
+    arguments = x, gamma, rsigma, plain, *target.arguments, rows, hidden, zero_centered
+    casts.launch(te, stream, *cast, [(rows, hidden)], arguments, {"PLAIN": int(plain != 0)} | target.defines)

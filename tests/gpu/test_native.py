@@ -240,9 +240,10 @@ def test_our_rmsnorm_has_te_s_bits(te, stream, hidden, rows, dtype, zero_centere
     rmsnorm.statistics(te, stream, *operands, amax, copy.data_ptr(), *shape, DTYPES[dtype], epsilon, zero_centered)
     if current:
         te.compute_scale_from_amax(got.native, stream)
-    options = DTYPES[dtype], E4M3, zero_centered, current
-    rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options)
-    assert torch.equal(rsigma, want_rsigma) and torch.equal(copy, x)
+    options, plain = (DTYPES[dtype], E4M3, zero_centered, current), poisoned(*shape, dtype=dtype)
+    of_plain = plain.data_ptr() if current else 0  # the library has stored `normed` then
+    rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options, of_plain)
+    assert torch.equal(rsigma, want_rsigma) and torch.equal(copy, x) and (not current or torch.equal(plain, normed))
     check_equal(got, want)
 
 

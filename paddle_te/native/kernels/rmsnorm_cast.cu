@@ -1,5 +1,6 @@
 // RMSNorm of rows whose statistics are known (rmsnorm_statistics.cu), cast to fp8 with the transposed copy, in one pass
-// over memory. It begins with the rows whose statistics were computed last, which the GPU's cache still has.
+// over memory; with PLAIN also written to `plain`, not cast. It begins with the rows whose statistics were computed
+// last, which the GPU's cache still has.
 //
 // Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h). native/rmsnorm.py defines NAME,
 // the kernel's, beside what cast_tile.cuh needs.
@@ -38,9 +39,9 @@ struct Normed {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
-    NAME(const ELEMENT* x, const ELEMENT* gamma, const float* rsigma, TARGET_PARAMETERS, long long rows,
+    NAME(const ELEMENT* x, const ELEMENT* gamma, const float* rsigma, ELEMENT* plain, TARGET_PARAMETERS, long long rows,
          long long columns, long long zero_centered) {
   const Place first = first_of_block<kTilesWidth<ELEMENT>>(rows, columns);
   const Normed<ELEMENT> source{x, gamma, rsigma, columns, zero_centered ? 1.f : 0.f};
-  cast_tiles<FLOAT8, ROUND>(source, Target TARGET(nullptr), first, rows, columns);
+  cast_tiles<FLOAT8, ROUND>(source, Target TARGET(plain), first, rows, columns);
 }

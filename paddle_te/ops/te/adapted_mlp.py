@@ -1,6 +1,6 @@
 """`layernorm_mlp` with low-rank products beside its GEMMs, as an Op: see paddle_te.ops.te.recording.
 
-As in `linear.NormedLowRankLinear` norm and activation write 16 bits, and casts make fp8 of these.
+As in `linear.NormedLowRankLinear` norm and activation write 16 bits, and fp8 is rounded from these.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ class _Fc1(NamedTuple):
     saved: NormedLowRankLinear
 
 
-def _fc1_forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Matrix, NormedLowRankLinear]:
-    """Return what an _Fc1 has."""
+def _fc1_forward(
+    rt: Recorder, inputs: OpInputs, settings: MLPSettings, copies: bool = False
+) -> tuple[Matrix, NormedLowRankLinear]:
+    """Return what an _Fc1 has. copies: `column_forward`'s."""
     factors, _ = _factors(inputs, settings)
     given = settings.norm, inputs.tensors[:5], factors, settings.fc1, inputs.quantizers[0], inputs
-    out, saved = NormedLowRankLinear.forward(rt, *given)
+    out, saved = NormedLowRankLinear.forward(rt, *given, copies)
     return rt.matrix(out, saved.norm.code), saved
 
 
@@ -64,7 +66,7 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     x, *_, weight, bias = inputs.tensors[:7]
     check_fp8(inputs.quantizers[0], tokens=row_count(x), hidden_size=x.shape[-1], ffn_hidden_size=weight.shape[1])
     code, again = dtype_code("x", x), settings.recompute.part
-    hidden, of_fc1 = _fc1_forward(rt, inputs, settings)
+    hidden, of_fc1 = _fc1_forward(rt, inputs, settings, copies=settings.add_residual)
     store = StoredInput(rt, hidden, code) if settings.stores_input and inputs.train else None
     second, wgrad = inputs.quantizers[1], inputs.train and not weight.stop_gradient
     matrix, quantized = activated_in_both(rt, hidden, code, second, settings.activation, wgrad, store)
@@ -73,7 +75,7 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     residual, (_, factors) = x if settings.add_residual else None, _factors(inputs, settings)
     of_fc2 = LowRankLinearSettings(LinearSettings("row", True), settings.fc2)
     given = act, weight, bias, residual, None, factors, second, inputs.tp, inputs.train, of_fc2
-    out, fc2 = low_rank_linear_forward(rt, *given, quantized)
+    out, fc2 = low_rank_linear_forward(rt, *given, quantized, of_fc1.norm.copy)
     fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
     saved = _Saved(inputs, settings, fc1, None if again else act, fc2)
     return out if settings.add_residual else (out, x), saved

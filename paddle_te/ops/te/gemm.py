@@ -338,6 +338,27 @@ def _normed_rows(
     return rows8
 
 
+def normed_in_both(
+    rt: Recorder,
+    x: Normed | Unnormed,
+    weight: Placeholder,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks | None,
+    train: bool,
+    copies: bool,
+) -> tuple[Placeholder, Float8Matrix | None]:
+    """Return (a Normed's output or an Unnormed's x, a tensor; the same in fp8, or None where the GEMM is to cast it).
+
+    weight: the GEMM's. copies: `column_forward`'s, of which None is made where the GEMM casts.
+    """
+    if isinstance(x, Unnormed) or quantizers is None or _gathers(tp) or not x.casts(rt, quantizers.input):
+        return x.output(rt), None
+    wgrad = train and not weight.stop_gradient
+    pieces = None if wgrad else rowwise_pieces(rt, x.x.shape, quantizers.input)
+    quantized = new_float8(rt, x.x.shape, quantizers.input, pieces)
+    return x.output_in_both(rt, quantized, copies and _adds(tp)), quantized
+
+
 def _normed_again(rt: Recorder, x: Normed | Unnormed, quantizers: RecordedQuantizers | None) -> Operand:
     """Return in backward, where nothing is gathered, the operand of `column_forward`, with new statistics."""
     rows = _normed_rows(rt, x, quantizers, tp=None)

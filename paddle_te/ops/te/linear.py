@@ -26,6 +26,7 @@ from paddle_te.ops.te.gemm import (
     drop_transpose,
     forward_operands,
     grad_output,
+    normed_in_both,
     row_count,
     row_output,
     wgrad,
@@ -209,14 +210,15 @@ def low_rank_linear_forward(
     train: bool,
     settings: LowRankLinearSettings,
     quantized: Float8Matrix | None = None,
+    copy: Placeholder | None = None,
 ) -> tuple[Placeholder, SavedLowRankLinear]:
     """Compute (the output of `linear`, SavedLowRankLinear).
 
     factors: Placeholders of all A, then of all B. settings: a LowRankLinearSettings, whose low_rank is None where there
-    is no product. quantized: `linear_forward`'s.
+    is no product. quantized, copy: `linear_forward`'s.
     """
     of_linear, of_product = settings
-    out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear, quantized)
+    out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear, quantized, copy)
     if of_product is None:
         return out, SavedLowRankLinear(saved, None, None)
     outputs = weight.shape[0 if of_linear.transpose_y else 1]
@@ -288,8 +290,8 @@ def layernorm_linear_backward(
 class NormedLowRankLinear:
     """Hold what the backward of a norm and a column-parallel GEMM with a low-rank product reads.
 
-    The gradients of the product's A need the norm's output in 16 bits, so that the norm writes these and a cast makes
-    fp8 of them. rows: that output, None where backward computes it again.
+    The gradients of the product's A need the norm's output in 16 bits, so that the norm writes these, and fp8 is
+    rounded from them. rows: that output, None where backward computes it again.
     """
 
     norm: Normed | Unnormed
@@ -306,17 +308,19 @@ class NormedLowRankLinear:
         low_rank: LowRankSettings | None,
         quantizers: RecordedQuantizers | None,
         inputs: OpInputs,
+        copies: bool = False,
     ) -> tuple[Placeholder, NormedLowRankLinear]:
         """Compute (the output, a tensor; what backward reads).
 
         norm: NormSettings. tensors: x, the norm's weight and bias, the weight, its bias. low_rank: LowRankSettings, or
-        None. inputs: the op's OpInputs.
+        None. inputs: the op's OpInputs. copies: `column_forward`'s.
         """
         x, ln_weight, ln_bias, weight, bias = tensors
         before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        rows, settings = before.output(rt), LowRankLinearSettings(LinearSettings("column", True), low_rank)
+        rows, quantized = normed_in_both(rt, before, weight, quantizers, inputs.tp, inputs.train, copies)
+        settings = LowRankLinearSettings(LinearSettings("column", True), low_rank)
         given = rows, weight, bias, None, None, factors, quantizers, inputs.tp, inputs.train, settings
-        out, saved = low_rank_linear_forward(rt, *given)
+        out, saved = low_rank_linear_forward(rt, *given, quantized)
         return out, cls(before, None if before.recompute else rows, saved)
 
     def backward(

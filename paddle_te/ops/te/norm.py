@@ -84,10 +84,22 @@ class Normed:
 
     def output(self, rt: Recorder) -> Placeholder:
         """Make a new Placeholder of the norm's output, in x's dtype; it has a gradient where anything before has."""
-        out = rt.empty(self.tensor.shape, self.dtype)
-        tensors = self.tensor, self.weight, self.bias
-        out.stop_gradient = all([tensor is None or tensor.stop_gradient for tensor in tensors])
+        out = self._new_output(rt)
         self.forward(rt, rt.matrix(out, self.code).native)
+        return out
+
+    def output_in_both(self, rt: Recorder, quantized: Float8Matrix, copies: bool) -> Placeholder:
+        """Make `output` where the norm `casts`, and fill `quantized` with the same in fp8.
+
+        copies: `forward_in_fp8`'s.
+        """
+        out = self._new_output(rt)
+        self.forward_in_fp8(rt, quantized, copies=copies, plain=out)
+        return out
+
+    def _new_output(self, rt: Recorder) -> Placeholder:
+        out, tensors = rt.empty(self.tensor.shape, self.dtype), (self.tensor, self.weight, self.bias)
+        out.stop_gradient = all([tensor is None or tensor.stop_gradient for tensor in tensors])
         return out
 
     def casts(self, rt: Recorder, quantizer: RecordedQuantizer) -> bool:
@@ -95,18 +107,24 @@ class Normed:
         return self._beta is None and kernel_choice.norm(rt, self.x.shape[1], self.code, quantizer)
 
     def forward_in_fp8(
-        self, rt: Recorder, out: Float8Matrix, pieces: Pieces | None = None, copies: bool = False
+        self,
+        rt: Recorder,
+        out: Float8Matrix,
+        pieces: Pieces | None = None,
+        copies: bool = False,
+        plain: Placeholder | None = None,
     ) -> None:
         """Fill the Float8Matrix `out`, by our kernels.
 
-        pieces: as forward's. copies: whether to make `copy`.
+        pieces: as forward's. copies: whether to make `copy`. plain: a tensor for the output in x's dtype, from which
+        fp8 is then rounded.
         """
         pieces, (eps, zero_centered_gamma, _) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
         at = pieces.take(self._bytes_of_one)
         self._rsigma = rt.tensor(at, self.x.shape[:1], FLOAT32)
         self.copy = rt.empty(self.tensor.shape, self.dtype) if copies else None
         operands = rt.te, rt.stream, self.x.memory.data_ptr(), self.weight.data_ptr(), at
-        copy = 0 if self.copy is None else self.copy.data_ptr()
+        copy, of_plain = (0 if tensor is None else tensor.data_ptr() for tensor in (self.copy, plain))
 
         def statistics(amax: int) -> None:
             rmsnorm.statistics(*operands, amax, copy, *self.x.shape, self.code, eps, zero_centered_gamma)
@@ -114,7 +132,8 @@ class Normed:
         def cast(target: CastTarget, rounded: bool) -> None:
             if target.data or target.transposed:
                 of_x, float8 = (*self.x.shape, self.code), FP8[out.quantizer.dtype]
-                rmsnorm.cast_transpose(*operands, target, *of_x, float8, zero_centered_gamma, rounded)
+                options = zero_centered_gamma, rounded or plain is not None
+                rmsnorm.cast_transpose(*operands, target, *of_x, float8, *options, plain=of_plain)
             else:
                 statistics(target.amax)
 

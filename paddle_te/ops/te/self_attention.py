@@ -132,15 +132,15 @@ def _adapted_forward(
     if settings.qkv is None:
         x, ln_weight, ln_bias, weight, bias = before
         plain = x, ln_weight, ln_bias, weight, bias, of_qkv, tp, train, settings.norm
-        (qkv, _), saved_qkv = layernorm_linear_forward(rt, *plain)
+        (qkv, _), saved_qkv = layernorm_linear_forward(rt, *plain, copies=True)
     else:
         adapted = settings.norm, before, beside_qkv, settings.qkv, of_qkv, inputs
-        qkv, saved_qkv = NormedLowRankLinear.forward(rt, *adapted)
+        qkv, saved_qkv = NormedLowRankLinear.forward(rt, *adapted, copies=True)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others, *beside_qkv)])
     context, saved_attention = _attended(rt, inputs, settings, qkv, frozen)
     of_row = LowRankLinearSettings(LinearSettings("row", True), settings.proj)
     given = context, proj_weight, proj_bias, x, None, beside_proj, of_proj, tp, train, of_row
-    out, saved_proj = low_rank_linear_forward(rt, *given)
+    out, saved_proj = low_rank_linear_forward(rt, *given, copy=saved_qkv.norm.copy)
     return out, _SavedAdapted(saved_qkv, saved_attention, saved_proj, frozen, count)
 
 

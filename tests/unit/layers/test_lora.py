@@ -2,12 +2,15 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import paddle
 import pytest
 
+from paddle_te import native
 from paddle_te.layers import LayerNormMLP
 from paddle_te.layers.lora import LoRALayerNormMLP
-from tests import emulated_te
+from paddle_te.ops.te import kernel_choice, program
+from tests import emulated_te, stored_input_cases
 from tests.stored_input_cases import RECIPES, make, train
 from tests.te_weights import relative
 
@@ -42,6 +45,24 @@ def test_te_computes_what_pd_does_with_all_norms(seed, monkeypatch, norms, over,
         assert any("lora" in name for name in want)
         errors = {name: relative(got[name], want[name]) for name in want}
         assert max(errors.values()) < bound, errors
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_the_norm_writes_what_the_library_writes_casts_and_copies(seed, monkeypatch, recipe):
+    """The same bits, in fp8 and 16 bits, and the residual's copy; 512 is a size that our norm takes."""
+    emulated_te.install(monkeypatch.setattr)
+    for name, number in (("HIDDEN", 512), ("HEADS", 8)):
+        monkeypatch.setattr(stored_input_cases, name, number)
+    given, copies = (seed, "transformer_engine", RECIPES[recipe], "lora over fp8"), ("memcpy_async", "bfloat16")
+    got = train(*given)
+    assert copies not in native.load().counts()
+    monkeypatch.setattr(kernel_choice, "norm", lambda *_: False)
+    program.clear()
+    want = train(*given)
+    program.clear()
+    assert native.load().counts()[copies] == 2
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, name)
 
 
 def test_what_is_taken_away_are_adapters_alone(seed):

@@ -27,7 +27,7 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
         ("cast", casts.CAST_TILING, more)
         for more in (dict(MATRICES=1), dict(MATRICES=2), dict(MATRICES=1, STATISTICS=1))
     ],
-    "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, more) for more in ({}, dict(STATISTICS=1))],
+    "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, more) for more in ({}, dict(PLAIN=1, STATISTICS=1))],
     "block_statistics.cu": [("blocks", casts.CAST_TILING, dict(SQUARE=square)) for square in (0, 1)],
 }
 

@@ -48,18 +48,21 @@ def test_statistics(te, seed, hidden, mean):
 
 
 @pytest.mark.parametrize("zero_centered", [False, True])
-@pytest.mark.parametrize("rounded", [False, True])
-def test_norm(te, seed, rounded, zero_centered):
+@pytest.mark.parametrize("rounded, plain", [(False, False), (True, False), (True, True)])
+def test_norm(te, seed, rounded, plain, zero_centered):
     """The bits of the norm and its cast from the statistics, and the amax that these may come with."""
     x, gamma = inputs(seed, 80, 1024)
+    beside = aligned(x.shape, NUMPY[DType.BFLOAT16])
     amax, out = np.zeros(1, np.float32), Output(x.shape, DType.FLOAT8_E4M3, 3)
     rsigma = run_statistics(te, x, gamma, address(amax), zero_centered)
     operands = address(x), address(gamma), address(rsigma), out.target, *x.shape
-    rmsnorm.cast_transpose(te, te, *operands, DType.BFLOAT16, DType.FLOAT8_E4M3, zero_centered, rounded)
+    options = DType.BFLOAT16, DType.FLOAT8_E4M3, zero_centered, rounded
+    rmsnorm.cast_transpose(te, te, *operands, *options, plain=address(beside) if plain else 0)
     factors = gamma.astype(np.float32) + np.float32(zero_centered)
     want = factors * (rsigma[:, None] * x.astype(np.float32))
     stored = want.astype(x.dtype).astype(np.float32)
     assert amax == np.abs(stored).max()
+    assert not plain or (beside == stored).all()
     want = stored if rounded else want
     np.testing.assert_array_equal(out.data, out.bits(want))
     np.testing.assert_array_equal(out.transposed, out.data.T)
