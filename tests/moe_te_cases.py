@@ -6,7 +6,7 @@ import paddle
 from paddle_te import fp8
 from paddle_te.fp8.scaling import BLOCK
 from paddle_te.layers.moe import MoEConfig, MoELayer
-from tests.bfloat16 import truncated
+from tests.bfloat16 import rounded, truncated
 
 HIDDEN, FFN, EXPERTS, TOKENS = 64, 48, 8, 48
 SIZES = dict(hidden_size=HIDDEN, moe_ffn_hidden_size=FFN, num_moe_experts=EXPERTS)
@@ -108,6 +108,18 @@ def compare(options, seed, empty=False, device="cpu", **more):
     paddle.set_device(device)
     found, layer = run(te, values, "bfloat16", main_grads=more.get("fuse_wgrad_accumulation", False))
     return found, truth, layer, reference
+
+
+def check_gradients_add_up(where, recipe):
+    """Three micro-batches leave three times an expert's gradient. where: fuse_wgrad_accumulation."""
+    config = MoEConfig(**SIZES, params_dtype="bfloat16", fuse_wgrad_accumulation=where)
+    values = draw(MoELayer(config), 37, empty=True)
+    given = dict(main_grads=where is True, recipe=RECIPES.get(recipe), clears=False)
+    once, sums = (run(config, values, "bfloat16", steps, **given)[0] for steps in (1, 3))
+    for name in ("dexperts.fc1_weight", "dexperts.fc2_weight"):
+        assert relative(sums[name], 3 * once[name]) < (1e-5 if where is True else 5e-3)
+        if where == "grad":  # Paddle rounds each gradient before it adds
+            assert (sums[name] != rounded(3 * once[name])).any()
 
 
 def relative(found, truth):

@@ -8,7 +8,7 @@ from paddle_te.layers.moe import GroupedLinear, MoEConfig, MoELayer
 from paddle_te.ops.moe import Routing, get_moe_ops
 from tests import moe_lora_cases
 from tests.bfloat16 import truncated
-from tests.moe_te_cases import CONFIGS, RECIPES, check, check_fp8, draw, relative, run
+from tests.moe_te_cases import CONFIGS, RECIPES, check, check_fp8, check_gradients_add_up, draw, relative, run
 
 pytestmark = pytest.mark.usefixtures("grouped_gemms")
 
@@ -125,6 +125,12 @@ def test_grouped_linear(gpu, poisoned, in_features, out_features, seed):
         assert relative(numbers(layer.bias.grad[expert]), grad[mine].sum(0)) < 5e-3
         assert relative(numbers(x.grad)[mine], grad[mine] @ weight[expert]) < 5e-3
         assert relative(dw, grad[mine].T @ rows[mine]) < 5e-3
+
+
+@pytest.mark.parametrize("recipe", [None, "current"])
+@pytest.mark.parametrize("where", [True, "grad"])
+def test_gradients_add_up_inside_the_gemms(gpu, where, recipe):
+    check_gradients_add_up(where, recipe)
 
 
 @pytest.mark.parametrize("recipe", [None, *RECIPES])
