@@ -19,6 +19,7 @@ from paddle_te.native import (  # noqa: E402
     casts,
     column_sums,
     library,
+    low_rank,
     rmsnorm,
     rope,
     swiglu,
@@ -245,6 +246,37 @@ def test_our_rmsnorm_has_te_s_bits(te, stream, hidden, rows, dtype, zero_centere
     rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options, of_plain)
     assert torch.equal(rsigma, want_rsigma) and torch.equal(copy, x) and (not current or torch.equal(plain, normed))
     check_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("r, part_sizes", [(16, (4096, 1024, 1024)), (8, (11008,)), (6, (24, 40)), (16, (36, 64))])
+def test_low_rank_factors(te, stream, dtype, r, part_sizes):
+    """In runs of 16 bytes, and number by number; `unpack` takes them out again, with the factor once more."""
+    inputs, factor, count, outputs = 512, 0.3, len(part_sizes), sum(part_sizes)
+    sizes, starts = low_rank.Sizes.of(inputs, outputs, r, count), [sum(part_sizes[:i]) for i in range(count)]
+    a, b = poisoned(inputs, sizes.width, dtype=dtype), poisoned(sizes.width, outputs, dtype=dtype)
+    want_a, want_b = torch.zeros_like(a), torch.zeros_like(b)
+
+    def launch(function, factors):
+        parts = [
+            low_rank.Part(x.data_ptr(), y.data_ptr(), start, y.shape[1])
+            for (x, y), start in zip(factors, starts, strict=True)
+        ]
+        function(te, stream, parts, a.data_ptr(), b.data_ptr(), sizes, factor, DTYPES[dtype])
+
+    def scaled(values):
+        return (values.float() * torch.tensor(factor, dtype=torch.float32, device="cuda")).to(dtype)
+
+    factors = [(random(inputs, r, dtype=dtype), random(r, size, dtype=dtype)) for size in part_sizes]
+    launch(low_rank.pack, factors)
+    places = [(slice(i * r, (i + 1) * r), slice(start, start + part_sizes[i])) for i, start in enumerate(starts)]
+    for (x, y), (rows, columns) in zip(factors, places, strict=True):
+        want_a[:, rows], want_b[rows, columns] = x, scaled(y)
+    assert torch.equal(a, want_a) and torch.equal(b, want_b)
+    gradients = [(poisoned(inputs, r, dtype=dtype), poisoned(r, size, dtype=dtype)) for size in part_sizes]
+    launch(low_rank.unpack, gradients)
+    for (dx, dy), (x, _), (rows, columns) in zip(gradients, factors, places, strict=True):
+        assert torch.equal(dx, x) and torch.equal(dy, scaled(b[rows, columns]))
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
