@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paddle_te.ops.te.activation import ActivationGradient, activated_in_both, activation_backward_in_both
-from paddle_te.ops.te.gemm import check_fp8, row_count
+from paddle_te.ops.te.gemm import Gemm, check_fp8, row_count
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.linear import (
-    LinearSettings,
+    ROW,
     LowRankLinearSettings,
     NormedLowRankLinear,
     SavedLowRankLinear,
@@ -37,8 +37,7 @@ def _fc1_forward(
 ) -> tuple[Matrix, NormedLowRankLinear]:
     """Return what an _Fc1 has. copies: `column_forward`'s."""
     factors, _ = _factors(inputs, settings)
-    given = settings.norm, inputs.tensors[:5], factors, settings.fc1, inputs.quantizers[0], inputs
-    out, saved = NormedLowRankLinear.forward(rt, *given, copies)
+    out, saved = NormedLowRankLinear.forward(rt, inputs, settings.norm, factors, settings.fc1, copies)
     return rt.matrix(out, saved.norm.code), saved
 
 
@@ -63,7 +62,7 @@ def _factors(
 
 
 def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any, _Saved]:
-    x, *_, weight, bias = inputs.tensors[:7]
+    x, weight = inputs.tensors[0], inputs.tensors[5]
     check_fp8(inputs.quantizers[0], tokens=row_count(x), hidden_size=x.shape[-1], ffn_hidden_size=weight.shape[1])
     code, again = dtype_code("x", x), settings.recompute.part
     hidden, of_fc1 = _fc1_forward(rt, inputs, settings, copies=settings.add_residual)
@@ -73,9 +72,8 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     act = matrix.memory.reshaped([*hidden.memory.shape[:-1], matrix.shape[-1]])
     act.stop_gradient = False
     residual, (_, factors) = x if settings.add_residual else None, _factors(inputs, settings)
-    of_fc2 = LowRankLinearSettings(LinearSettings("row", True), settings.fc2)
-    given = act, weight, bias, residual, None, factors, second, inputs.tp, inputs.train, of_fc2
-    out, fc2 = low_rank_linear_forward(rt, *given, quantized, of_fc1.norm.copy)
+    given = Gemm.of(inputs, 1, 5), residual, None, factors, LowRankLinearSettings(ROW, settings.fc2)
+    out, fc2 = low_rank_linear_forward(rt, act, *given, quantized, of_fc1.norm.copy)
     fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
     saved = _Saved(inputs, settings, fc1, None if again else act, fc2)
     return out if settings.add_residual else (out, x), saved

@@ -7,7 +7,6 @@ program would hardly ever be used again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from paddle_te.ops.te.core_attention import (
     sizes_of,
 )
 from paddle_te.ops.te.float8_attention import Float8Attention
-from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.rotation import UNCHANGED, Rotation, RotationSettings, check_norms, heads_of
 from paddle_te.ops.te.runtime import (
     FLOAT32,
@@ -127,51 +126,35 @@ class _SavedAttention:
     in_16_bits: _In16Bits | None = None
 
 
-def _rotary_attention_forward(
-    rt: Recorder, inputs: OpInputs, settings: AttentionSettings
-) -> tuple[Placeholder, _SavedAttention]:
-    given = *inputs.tensors, [each for each in inputs.quantizers if each], inputs.train, settings, inputs.tp
-    return rotary_attention_forward(rt, *given)
-
-
 def rotary_attention_forward(
-    rt: Recorder,
-    qkv: Placeholder,
-    freqs: Placeholder | None,
-    cu_seqlens: Placeholder | None,
-    rng_state: Placeholder | None,
-    q_weight: Placeholder | None,
-    k_weight: Placeholder | None,
-    softmax_offset: Placeholder | None,
-    quantizers: Sequence[RecordedQuantizers],
-    train: bool,
-    settings: AttentionSettings,
-    tp: RecordedRanks | None = None,
+    rt: Recorder, inputs: OpInputs, settings: AttentionSettings
 ) -> tuple[Placeholder, _SavedAttention]:
     """Return (out, _SavedAttention). q, k and v stay in one buffer.
 
-    cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
-    softmax_offset: float32, or None.
-    quantizers: attention's three, or none. settings: AttentionSettings. tp: of norms over all heads, or None.
+    inputs: its tensors are qkv and, each of them or None, the angles, the documents' cu_seqlens, the random numbers'
+    state (`draw_rng_state`), the weights of the norms of q and k, and softmax_offset in float32; its quantizers are
+    attention's three, or none; its tp those that norm over all heads.
     """
+    qkv, freqs, cu_seqlens, rng_state, q_weight, k_weight, softmax_offset = inputs.tensors
+    quantizers = [each for each in inputs.quantizers if each]
     scale, causal, window, dropout, _ = settings.scores  # `check_attention` refuses a soft cap
     heads = heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
     seen = Sequences.of(cu_seqlens, causal, window, heads.longest)
     softmax = Softmax(scale, seen, dropout, rng_state, softmax_offset)
     check_offset(heads, softmax_offset)
     check_norms(heads, q_weight, k_weight, settings.rotation)
-    rotation = Rotation(freqs, q_weight, k_weight, settings.rotation, tp)
+    rotation = Rotation(freqs, q_weight, k_weight, settings.rotation, inputs.tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
     if quantizers:
         saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers, settings.backward_in_fp8)
-        return _attend_in_fp8(rt, saved.in_fp8, rotation, qkv.data_ptr(), train), saved
+        return _attend_in_fp8(rt, saved.in_fp8, rotation, qkv.data_ptr(), inputs.train), saved
     if rotation.stays(heads):
         memory, stats = qkv, heads.new_stats(rt)
     else:
         memory, stats = heads.new_buffer_and_stats(rt)
         rotation.forward(rt, heads, qkv.data_ptr(), heads.addresses(memory.data_ptr(), heads.layout))
     views = heads.views(rt, memory.data_ptr())
-    out = attend(rt, heads, views, stats, softmax, heads.layout, train)
+    out = attend(rt, heads, views, stats, softmax, heads.layout, inputs.train)
     saved.in_16_bits = _In16Bits(views, out, stats)
     return out, saved
 
@@ -219,7 +202,7 @@ def _rotary_attention_backward(
     return None if saved.qkv.stop_gradient else dqkv, *others  # norms' weights and offset may want gradients then
 
 
-_ROTARY_ATTENTION = Op(_rotary_attention_forward, _rotary_attention_backward)
+_ROTARY_ATTENTION = Op(rotary_attention_forward, _rotary_attention_backward)
 
 
 class _Float8DotProductAttention(PyLayer):

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import paddle
 
@@ -31,10 +31,31 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
     rowwise_pieces,
 )
-from paddle_te.ops.te.recording import Placeholder, RecordedQuantizers, RecordedRanks, Recorder
+from paddle_te.ops.te.recording import OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, Memory, check_tensor
 
 Operand: TypeAlias = Matrix | Float8Matrix  # what a GEMM reads
+
+
+class Gemm(NamedTuple):
+    """A GEMM of an op that is recorded: what its `Projection` holds, as Placeholders.
+
+    w: the weight as the GEMM reads it, where `weight_operand` has made it before; the caller lets go of it. tp: the
+    ranks that divide it. train: whether a backward may follow.
+    """
+
+    weight: Placeholder
+    bias: Placeholder | None
+    quantizers: RecordedQuantizers | None
+    tp: RecordedRanks | None
+    train: bool
+    w: Operand | None = None
+
+    @classmethod
+    def of(cls, inputs: OpInputs, number: int, place: int, w: Operand | None = None) -> Gemm:
+        """Return an op's GEMM by its number; its weight is at a place among the tensors, and its bias behind it."""
+        weight, bias = inputs.tensors[place : place + 2]
+        return cls(weight, bias, inputs.quantizers[number], inputs.tp, inputs.train, w)
 
 
 def row_count(tensor: Memory) -> int:
@@ -42,25 +63,18 @@ def row_count(tensor: Memory) -> int:
 
 
 def forward_operands(
-    rt: Recorder,
-    x: Operand,
-    weight: Placeholder,
-    code: int,
-    quantizers: RecordedQuantizers | None,
-    columnwise: bool,
-    transpose_y: bool = True,
-    recompute: bool = False,
-    w: Operand | None = None,
+    rt: Recorder, x: Operand, gemm: Gemm, code: int, transpose_y: bool = True, recompute: bool = False
 ) -> tuple[Operand, Operand]:
     """Return a Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized.
 
-    recompute: operand_pieces'. w: the weight as `weight_operand` has made it before. x may be quantized before, too.
+    recompute: operand_pieces'. x may be quantized before.
     """
+    weight, quantizers, w = gemm.weight, gemm.quantizers, gemm.w
     if quantizers is None:
         return x, w or rt.matrix(weight, code)
     there = isinstance(x, Float8Matrix)
     wgrad, shape, weight_shape = not weight.stop_gradient, None if there else x.shape, None if w else weight.shape
-    pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, 0, transpose_y, recompute)
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, gemm.train, wgrad, 0, transpose_y, recompute)
     operand = x if isinstance(x, Float8Matrix) else quantize(rt, x, quantizers.input, pieces.input)
     if w:
         return operand, w
@@ -339,18 +353,13 @@ def _normed_rows(
 
 
 def normed_in_both(
-    rt: Recorder,
-    x: Normed | Unnormed,
-    weight: Placeholder,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    train: bool,
-    copies: bool,
+    rt: Recorder, x: Normed | Unnormed, gemm: Gemm, copies: bool
 ) -> tuple[Placeholder, Float8Matrix | None]:
     """Return (a Normed's output or an Unnormed's x, a tensor; the same in fp8, or None where the GEMM is to cast it).
 
-    weight: the GEMM's. copies: `column_forward`'s, of which None is made where the GEMM casts.
+    copies: `column_forward`'s, of which None is made where the GEMM casts.
     """
+    weight, _, quantizers, tp, train, _ = gemm
     if isinstance(x, Unnormed) or quantizers is None or _gathers(tp) or not x.casts(rt, quantizers.input):
         return x.output(rt), None
     wgrad = train and not weight.stop_gradient
@@ -423,19 +432,9 @@ class SavedColumn:
 
 
 def column_forward(
-    rt: Recorder,
-    normed: Normed | Unnormed,
-    weight: Placeholder,
-    bias: Placeholder | None,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    train: bool,
-    w: Operand | None = None,
-    copies: bool = False,
+    rt: Recorder, normed: Normed | Unnormed, gemm: Gemm, copies: bool = False
 ) -> tuple[Matrix, SavedColumn]:
     """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks.
-
-    w: the weight's `weight_operand`, which the caller lets go of; None: it is made here.
 
     copies: whether x is the residual of a `row_output` to come. A norm by our kernels then copies x while it reads it,
     into a new tensor for that output, normed.copy; it stays None where the norm is another's, or where another rank
@@ -444,12 +443,13 @@ def column_forward(
     Under sequence parallelism each rank norms its own tokens and the others' are gathered, in fp8 where the ranks'
     scales are the same; backward keeps its own and gathers again. A Normed with `recompute` is normed again instead.
     """
+    weight, bias, quantizers, tp, train, w = gemm
     gather, again = _gathers(tp), normed.recompute
     casts = quantizers is not None and not _normed_in_fp8(rt, normed, quantizers, tp)
     if casts:
-        rows, operand, of_weight = _cast_operands(rt, normed, weight, quantizers, tp, train, w)
+        rows, operand, of_weight = _cast_operands(rt, normed, gemm)
     else:
-        rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w, copies)
+        rows, of_weight = _rows_and_weight(rt, normed, gemm, copies)
         operand = _all_rows(rt, rows, normed.code, gather) if gather else rows
     lead = [gather.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
@@ -460,40 +460,23 @@ def column_forward(
     return out, SavedColumn(normed, kept, of_weight, weight, bias, quantizers, tp)
 
 
-def _rows_and_weight(
-    rt: Recorder,
-    x: Normed | Unnormed,
-    weight: Placeholder,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    columnwise: bool,
-    w: Operand | None,
-    copies: bool,
-) -> tuple[Operand, Operand]:
-    """Return (a Normed's rows of this rank, the weight), both as the GEMM reads them. w, copies: `column_forward`'s."""
+def _rows_and_weight(rt: Recorder, x: Normed | Unnormed, gemm: Gemm, copies: bool) -> tuple[Operand, Operand]:
+    """Return (a Normed's rows of this rank, the weight), both as the GEMM reads them. copies: `column_forward`'s."""
+    weight, _, quantizers, tp, train, w = gemm
     if quantizers is None:
         return _normed_rows(rt, x, None, tp), w or rt.matrix(weight, x.code)
     shape, weight_shape = None if _gathers(tp) else x.x.shape, None if w else weight.shape
     wgrad, more = not weight.stop_gradient, x.statistics_bytes
-    pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more, recompute=x.recompute)
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, wgrad, more, recompute=x.recompute)
     rows = _normed_rows(rt, x, quantizers, tp, pieces.input, copies)
     return rows, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight)
 
 
-def _cast_operands(
-    rt: Recorder,
-    x: Normed | Unnormed,
-    weight: Placeholder,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    columnwise: bool,
-    w: Operand | None,
-) -> tuple[Operand, Operand, Operand]:
+def _cast_operands(rt: Recorder, x: Normed | Unnormed, gemm: Gemm) -> tuple[Operand, Operand, Operand]:
     """Return (a Normed's rows of this rank in its dtype, those of all ranks and the weight as the GEMM reads them)."""
-    rows = _normed_rows(rt, x, quantizers, tp)
-    gather = _gathers(tp)
+    rows, gather = _normed_rows(rt, x, gemm.quantizers, gemm.tp), _gathers(gemm.tp)
     whole = _all_rows(rt, rows, x.code, gather) if gather else rows
-    return rows, *forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=x.recompute, w=w)
+    return rows, *forward_operands(rt, whole, gemm, x.code, recompute=x.recompute)
 
 
 def _all_rows(rt: Recorder, rows: Operand, code: int, tp: RecordedRanks) -> Operand:

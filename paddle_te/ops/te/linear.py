@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import paddle
 from paddle import Tensor
@@ -15,6 +15,7 @@ from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.gemm import (
     BiasGradient,
+    Gemm,
     Operand,
     SavedColumn,
     check_bias,
@@ -45,7 +46,10 @@ class LinearSettings(NamedTuple):
     """parallel_mode: "column", "row" or None. transpose_y: the weight is [out, in]."""
 
     parallel_mode: str | None
-    transpose_y: bool
+    transpose_y: bool = True
+
+
+COLUMN, ROW = LinearSettings("column"), LinearSettings("row")
 
 
 @dataclass(slots=True)
@@ -72,32 +76,25 @@ class _SavedLinear:
 
 
 def _linear_forward(rt: Recorder, inputs: OpInputs, settings: LinearSettings) -> tuple[Placeholder, _SavedLinear]:
-    (quantizers,) = inputs.quantizers
-    x, weight, bias, residual = inputs.tensors
-    return linear_forward(rt, x, weight, bias, residual, quantizers, inputs.tp, inputs.train, *settings)
+    x, _, _, residual = inputs.tensors
+    return linear_forward(rt, x, Gemm.of(inputs, 0, 1), residual, settings)
 
 
 def linear_forward(
     rt: Recorder,
     x: Placeholder,
-    weight: Placeholder,
-    bias: Placeholder | None,
+    gemm: Gemm,
     residual: Placeholder | None,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    train: bool,
-    parallel_mode: str | None,
-    transpose_y: bool = True,
+    settings: LinearSettings,
     quantized: Float8Matrix | None = None,
     copy: Placeholder | None = None,
-    w: Operand | None = None,
 ) -> tuple[Placeholder, _SavedLinear]:
     """Compute (the output of `linear`, _SavedLinear).
 
     quantized: x in fp8, where that is made before. copy: a copy of the residual in which the output is to be, where
-    that is made before. w: the weight as the GEMM reads it, likewise.
+    that is made before.
     """
-    code = dtype_code("x", x)
+    (weight, bias, quantizers, tp, train, _), (parallel_mode, transpose_y), code = gemm, settings, dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
     check_weight("weight", weight, expected, x.dtype, quantizers)
@@ -111,26 +108,13 @@ def linear_forward(
     if residual is not None:
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
     operand = quantized or rt.matrix(whole, code)
-    operand, w = forward_operands(rt, operand, weight, code, quantizers, train, transpose_y, w=w)
+    operand, w = forward_operands(rt, operand, gemm, code, transpose_y)
     out, copied = copy or rt.empty(shape, x.dtype), copy is not None
     out = row_output(rt, operand, w, out, code, residual, row, transpose_y, bias, copied)
     if train:
         drop_data(rt, operand)
         (drop_data if transpose_y else drop_transpose)(rt, w)
-    saved = _SavedLinear(
-        x=x,
-        whole=whole.shape,
-        operand=operand,
-        w=w,
-        weight=weight,
-        bias=bias,
-        residual=residual,
-        code=code,
-        quantizers=quantizers,
-        column=column,
-        row=row,
-        transpose_y=transpose_y,
-    )
+    saved = _SavedLinear(x, whole.shape, operand, w, weight, bias, residual, code, quantizers, column, row, transpose_y)
     return out, saved
 
 
@@ -200,14 +184,10 @@ class SavedLowRankLinear:
 def low_rank_linear_forward(
     rt: Recorder,
     x: Placeholder,
-    weight: Placeholder,
-    bias: Placeholder | None,
+    gemm: Gemm,
     residual: Placeholder | None,
     dropped: Placeholder | None,
     factors: Sequence[Placeholder | None],
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    train: bool,
     settings: LowRankLinearSettings,
     quantized: Float8Matrix | None = None,
     copy: Placeholder | None = None,
@@ -218,10 +198,10 @@ def low_rank_linear_forward(
     is no product. quantized, copy: `linear_forward`'s.
     """
     of_linear, of_product = settings
-    out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear, quantized, copy)
+    out, saved = linear_forward(rt, x, gemm, residual, of_linear, quantized, copy)
     if of_product is None:
         return out, SavedLowRankLinear(saved, None, None)
-    outputs = weight.shape[0 if of_linear.transpose_y else 1]
+    outputs = gemm.weight.shape[0 if of_linear.transpose_y else 1]
     given = x if dropped is None else dropped, factors, of_product, outputs
     product = LowRankProduct.forward(rt, *given, saved.code, saved.column, saved.row)
     product.add_to(rt, out)
@@ -231,10 +211,8 @@ def low_rank_linear_forward(
 def _low_rank_linear_forward(
     rt: Recorder, inputs: OpInputs, settings: LowRankLinearSettings
 ) -> tuple[Placeholder, SavedLowRankLinear]:
-    x, weight, bias, residual, dropped, *factors = inputs.tensors
-    (quantizers,) = inputs.quantizers
-    given = x, weight, bias, residual, dropped, factors, quantizers
-    return low_rank_linear_forward(rt, *given, inputs.tp, inputs.train, settings)
+    x, _, _, residual, dropped, *factors = inputs.tensors
+    return low_rank_linear_forward(rt, x, Gemm.of(inputs, 0, 1), residual, dropped, factors, settings)
 
 
 def _low_rank_linear_backward(rt: Recorder, saved: SavedLowRankLinear, dy: Placeholder) -> tuple[Wanted, ...]:
@@ -242,38 +220,21 @@ def _low_rank_linear_backward(rt: Recorder, saved: SavedLowRankLinear, dy: Place
     return *of_linear, ddropped, *saved.factor_gradients(rt, pending)
 
 
-def _layernorm_linear_forward(
-    rt: Recorder, inputs: OpInputs, settings: NormSettings
-) -> tuple[tuple[Placeholder, Placeholder], SavedColumn]:
-    (quantizers,) = inputs.quantizers
-    x, ln_weight, ln_bias, weight, bias = inputs.tensors
-    given = x, ln_weight, ln_bias, weight, bias, quantizers
-    return layernorm_linear_forward(rt, *given, inputs.tp, inputs.train, settings)
-
-
 def layernorm_linear_forward(
-    rt: Recorder,
-    x: Placeholder,
-    ln_weight: Placeholder | None,
-    ln_bias: Placeholder | None,
-    weight: Placeholder,
-    bias: Placeholder | None,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    train: bool,
-    settings: NormSettings,
-    w: Operand | None = None,
-    copies: bool = False,
+    rt: Recorder, inputs: OpInputs, settings: NormSettings, w: Operand | None = None, copies: bool = False
 ) -> tuple[tuple[Placeholder, Placeholder], SavedColumn]:
     """Compute (the outputs of `layernorm_linear`, SavedColumn).
 
-    settings: NormSettings. w, copies: `column_forward`'s.
+    inputs: of an op whose first tensors are x, the norm's weight and bias, the weight and its bias. w: a Gemm's.
+    copies: `column_forward`'s.
     """
+    (x, ln_weight, ln_bias, *_), gemm = inputs.tensors, Gemm.of(inputs, 0, 3, w)
+    weight, bias, quantizers, *_ = gemm
     check_weight("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype, quantizers)
     check_bias("bias", bias, weight.shape[0], x.dtype)
     check_fp8(quantizers, tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])
     norm = normed(rt, x, ln_weight, ln_bias, settings, dtype_code("x", x))
-    out, saved = column_forward(rt, norm, weight, bias, quantizers, tp, train, w, copies)
+    out, saved = column_forward(rt, norm, gemm, copies)
     return (out.memory, x), saved
 
 
@@ -302,25 +263,19 @@ class NormedLowRankLinear:
     def forward(
         cls,
         rt: Recorder,
+        inputs: OpInputs,
         norm: NormSettings,
-        tensors: Sequence[Any],
         factors: Sequence[Placeholder | None],
         low_rank: LowRankSettings | None,
-        quantizers: RecordedQuantizers | None,
-        inputs: OpInputs,
         copies: bool = False,
     ) -> tuple[Placeholder, NormedLowRankLinear]:
-        """Compute (the output, a tensor; what backward reads).
-
-        norm: NormSettings. tensors: x, the norm's weight and bias, the weight, its bias. low_rank: LowRankSettings, or
-        None. inputs: the op's OpInputs. copies: `column_forward`'s.
-        """
-        x, ln_weight, ln_bias, weight, bias = tensors
+        """Compute (the output, a tensor; what backward reads). inputs, copies: `layernorm_linear_forward`'s."""
+        x, ln_weight, ln_bias, *_ = inputs.tensors
         before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        rows, quantized = normed_in_both(rt, before, weight, quantizers, inputs.tp, inputs.train, copies)
-        settings = LowRankLinearSettings(LinearSettings("column", True), low_rank)
-        given = rows, weight, bias, None, None, factors, quantizers, inputs.tp, inputs.train, settings
-        out, saved = low_rank_linear_forward(rt, *given, quantized)
+        gemm = Gemm.of(inputs, 0, 3)
+        rows, quantized = normed_in_both(rt, before, gemm, copies)
+        settings = LowRankLinearSettings(COLUMN, low_rank)
+        out, saved = low_rank_linear_forward(rt, rows, gemm, None, None, factors, settings, quantized)
         return out, cls(before, None if before.recompute else rows, saved)
 
     def backward(
@@ -347,10 +302,9 @@ class NormedLowRankSettings(NamedTuple):
 def _layernorm_low_rank_linear_forward(
     rt: Recorder, inputs: OpInputs, settings: NormedLowRankSettings
 ) -> tuple[tuple[Placeholder, Placeholder], NormedLowRankLinear]:
-    tensors, factors = inputs.tensors[:5], inputs.tensors[5:]
-    (quantizers,) = inputs.quantizers
-    out, saved = NormedLowRankLinear.forward(rt, settings.norm, tensors, factors, settings.low_rank, quantizers, inputs)
-    return (out, tensors[0]), saved
+    x, factors = inputs.tensors[0], inputs.tensors[5:]
+    out, saved = NormedLowRankLinear.forward(rt, inputs, settings.norm, factors, settings.low_rank)
+    return (out, x), saved
 
 
 def _layernorm_low_rank_linear_backward(
@@ -362,7 +316,7 @@ def _layernorm_low_rank_linear_backward(
 LINEAR = Op(_linear_forward, linear_backward, weights=(1,))
 _LOW_RANK_LINEAR = Op(_low_rank_linear_forward, _low_rank_linear_backward, weights=(1,))
 _LAYERNORM_LOW_RANK_LINEAR = Op(_layernorm_low_rank_linear_forward, _layernorm_low_rank_linear_backward, weights=(3,))
-_LAYERNORM_LINEAR = Op(_layernorm_linear_forward, layernorm_linear_backward, weights=(3,))
+_LAYERNORM_LINEAR = Op(layernorm_linear_forward, layernorm_linear_backward, weights=(3,))
 
 
 def linear(

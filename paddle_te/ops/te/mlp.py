@@ -25,6 +25,7 @@ from paddle_te.ops.te.activation import activated, activated_again, activation_b
 from paddle_te.ops.te.adapted_mlp import ADAPTED_MLP
 from paddle_te.ops.te.gemm import (
     BiasGradient,
+    Gemm,
     Operand,
     SavedColumn,
     cast,
@@ -68,10 +69,10 @@ class _Fc1(NamedTuple):
 def _fc1_forward(
     rt: Recorder, inputs: OpInputs, norm: NormSettings, w: Operand | None = None, copies: bool = False
 ) -> tuple[Matrix, SavedColumn]:
-    """Return what an _Fc1 has. inputs: the MLP's OpInputs. w, copies: `column_forward`'s."""
-    x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
+    """Return what an _Fc1 has. inputs: the MLP's OpInputs. w: a Gemm's. copies: `column_forward`'s."""
+    x, ln_weight, ln_bias, *_ = inputs.tensors
     before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-    return column_forward(rt, before, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies)
+    return column_forward(rt, before, Gemm.of(inputs, 0, FC1, w), copies)
 
 
 @dataclass(slots=True)

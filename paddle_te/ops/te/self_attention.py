@@ -21,9 +21,9 @@ from paddle_te.ops.te.attention import (
     rotary_attention_forward,
 )
 from paddle_te.ops.te.core_attention import in_float32
-from paddle_te.ops.te.gemm import SavedColumn, drop_data
+from paddle_te.ops.te.gemm import Gemm, SavedColumn, drop_data
 from paddle_te.ops.te.linear import (
-    LinearSettings,
+    ROW,
     LowRankLinearSettings,
     NormedLowRankLinear,
     SavedLowRankLinear,
@@ -65,21 +65,16 @@ class _Saved:
 
 
 def _forward(rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings) -> tuple[Placeholder, _Saved]:
-    x, ln_weight, ln_bias, qkv_weight, qkv_bias, _, proj_weight, proj_bias, _, *others = inputs.tensors
-    of_qkv, of_proj, *_ = inputs.quantizers
-    tp, train = inputs.tp, inputs.train
-    before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
-    weights, quantizers = (qkv_weight, proj_weight), (of_qkv, of_proj)
-    w_qkv, w_proj = quantized_together(rt, weights, dtype_code("x", x), quantizers, train)
-    given = *before, of_qkv, tp, train, settings.norm, w_qkv
-    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *given, copies=True)
-    if train:
+    before, others, weights = inputs.tensors[:5], inputs.tensors[9:], (inputs.tensors[3], inputs.tensors[6])
+    code = dtype_code("x", before[0])
+    w_qkv, w_proj = quantized_together(rt, weights, code, inputs.quantizers[:2], inputs.train)
+    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, inputs, settings.norm, w_qkv, copies=True)
+    if inputs.train:
         drop_data(rt, w_qkv)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others)])
     context, saved_attention = _attended(rt, inputs, settings, qkv, frozen)
-    row = None if tp is None else "row"
-    of_row = context, proj_weight, proj_bias, residual, of_proj, tp, train, row
-    out, saved_proj = linear_forward(rt, *of_row, copy=saved_qkv.norm.copy, w=w_proj)
+    proj, copy = Gemm.of(inputs, 1, 6, w_proj), saved_qkv.norm.copy
+    out, saved_proj = linear_forward(rt, context, proj, residual, ROW, copy=copy)
     return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
 
 
@@ -90,10 +85,9 @@ def _attended(
     freqs, cu_seqlens, q_weight, k_weight, softmax_offset = (inputs.tensors[i] for i in (5, 8, 9, 10, 11))
     s, (rows, *_, width) = settings.sequence, qkv.shape
     whole = qkv if s is None else qkv.reshaped([rows // s, s, width])
-    in_fp8 = [quantizers for quantizers in inputs.quantizers[2:] if quantizers]
-    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, softmax_offset, in_fp8
-    train = inputs.train and not frozen
-    context, saved = rotary_attention_forward(rt, *of_heads, train, settings.attention, inputs.tp)
+    of_heads = whole, freqs, cu_seqlens, None, q_weight, k_weight, softmax_offset
+    inside = OpInputs(of_heads, inputs.quantizers[2:], inputs.tp, inputs.train and not frozen)
+    context, saved = rotary_attention_forward(rt, inside, settings.attention)
     if s is not None:
         context = context.reshaped([rows, context.shape[-1]])
     context.stop_gradient = frozen
@@ -123,24 +117,18 @@ class _SavedAdapted:
 def _adapted_forward(
     rt: Recorder, inputs: OpInputs, settings: SelfAttentionSettings
 ) -> tuple[Placeholder, _SavedAdapted]:
-    x, _, _, _, _, _, proj_weight, proj_bias, _, *others = inputs.tensors[:_FACTORS]
-    of_qkv, of_proj, *_ = inputs.quantizers
-    tp, train, before, factors = inputs.tp, inputs.train, inputs.tensors[:5], inputs.tensors[_FACTORS:]
+    before, others, factors = inputs.tensors[:5], inputs.tensors[9:_FACTORS], inputs.tensors[_FACTORS:]
     count = 2 * len(settings.qkv.sizes) if settings.qkv else 0
     beside_qkv, beside_proj = factors[:count], factors[count:]
     saved_qkv: NormedLowRankLinear | SavedColumn
     if settings.qkv is None:
-        x, ln_weight, ln_bias, weight, bias = before
-        plain = x, ln_weight, ln_bias, weight, bias, of_qkv, tp, train, settings.norm
-        (qkv, _), saved_qkv = layernorm_linear_forward(rt, *plain, copies=True)
+        (qkv, _), saved_qkv = layernorm_linear_forward(rt, inputs, settings.norm, copies=True)
     else:
-        adapted = settings.norm, before, beside_qkv, settings.qkv, of_qkv, inputs
-        qkv, saved_qkv = NormedLowRankLinear.forward(rt, *adapted, copies=True)
+        qkv, saved_qkv = NormedLowRankLinear.forward(rt, inputs, settings.norm, beside_qkv, settings.qkv, copies=True)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others, *beside_qkv)])
     context, saved_attention = _attended(rt, inputs, settings, qkv, frozen)
-    of_row = LowRankLinearSettings(LinearSettings("row", True), settings.proj)
-    given = context, proj_weight, proj_bias, x, None, beside_proj, of_proj, tp, train, of_row
-    out, saved_proj = low_rank_linear_forward(rt, *given, copy=saved_qkv.norm.copy)
+    given = Gemm.of(inputs, 1, 6), before[0], None, beside_proj, LowRankLinearSettings(ROW, settings.proj)
+    out, saved_proj = low_rank_linear_forward(rt, context, *given, copy=saved_qkv.norm.copy)
     return out, _SavedAdapted(saved_qkv, saved_attention, saved_proj, frozen, count)
 
 
