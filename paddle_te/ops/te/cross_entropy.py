@@ -9,7 +9,7 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from paddle_te.native.cross_entropy import cross_entropy_gradient, cross_entropy_loss, cross_entropy_stats
+from paddle_te.native.cross_entropy import Sizes, cross_entropy_gradient, cross_entropy_loss, cross_entropy_stats
 from paddle_te.ops.interface import Ranks
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import dense, dtype_code
@@ -47,24 +47,23 @@ class _Losses:
     """Compute the loss of rows of logits, float32 [n, 1]."""
 
     def __init__(self, logits: Tensor, labels: Tensor, ignore_index: int, tp: Ranks | None) -> None:
-        rt, self._code = runtime.current(), dtype_code("logits", logits, runtime.DTYPES)
+        rt, code = runtime.current(), dtype_code("logits", logits, runtime.DTYPES)
         (rows, columns), rank, size = logits.shape, *((0, 1) if tp is None else (tp.rank, tp.size))
         self._labels, stats = dense(labels.astype("int64")), rt.empty([3, rows], paddle.float32)
-        self._sizes = rows, columns, rank * columns
+        self._sizes = Sizes(rows, columns, rank * columns, size * columns, ignore_index, code)
         at = logits.data_ptr(), self._labels.data_ptr(), stats.data_ptr()
-        cross_entropy_stats(rt.te, rt.stream, *at, *self._sizes, self._code)
+        cross_entropy_stats(rt.te, rt.stream, *at, self._sizes)
         self._stats = stats if tp is None else _of_all_ranks(stats, tp)
-        self._words = size * columns, ignore_index
         self.loss = rt.empty([rows, 1], paddle.float32)
         at = self._labels.data_ptr(), self._stats.data_ptr(), self.loss.data_ptr()
-        cross_entropy_loss(rt.te, rt.stream, *at, rows, *self._words)
+        cross_entropy_loss(rt.te, rt.stream, *at, self._sizes)
 
     def gradient(self, logits: Tensor, dloss: Tensor, out: Tensor | None = None) -> Tensor:
         """Return that of the logits from dloss, float32 [n, 1]; in `out`, which may be the logits, or a new tensor."""
         rt = runtime.current()
         out = rt.empty(logits.shape, logits.dtype) if out is None else out
         at = logits.data_ptr(), out.data_ptr(), self._labels.data_ptr(), self._stats.data_ptr(), dloss.data_ptr()
-        cross_entropy_gradient(rt.te, rt.stream, *at, *self._sizes, *self._words, self._code)
+        cross_entropy_gradient(rt.te, rt.stream, *at, self._sizes)
         return out
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, cross_entropy
+from paddle_te.native.cross_entropy import Sizes
 from tests.unit.native.cuda_on_cpu import aligned
 
 
@@ -38,20 +39,20 @@ def run(te, logits, labels, ranks=1, ignored=-100, dloss=None, in_place=True):
     rows, columns = len(labels), logits.shape[1] // ranks
     parts = [copied(part) for part in np.split(logits, ranks, 1)]
     stats = np.full((ranks, 3, rows), np.nan, "float32")
+    sizes = [Sizes(rows, columns, rank * columns, logits.shape[1], ignored, DType.FLOAT32) for rank in range(ranks)]
     for rank, (part, numbers) in enumerate(zip(parts, stats, strict=True)):
         at = part.ctypes.data, labels.ctypes.data, numbers.ctypes.data
-        cross_entropy.cross_entropy_stats(te, te, *at, rows, columns, rank * columns, DType.FLOAT32)
+        cross_entropy.cross_entropy_stats(te, te, *at, sizes[rank])
     greatest = stats[:, 0].max(0)
     total, picked = (stats[:, 1] * np.exp(stats[:, 0] - greatest)).sum(0), stats[:, 2].sum(0)
     whole, loss = np.stack([greatest, total, picked]).astype("float32"), np.full(rows, np.nan, "float32")
     at = labels.ctypes.data, whole.ctypes.data, loss.ctypes.data
-    cross_entropy.cross_entropy_loss(te, te, *at, rows, logits.shape[1], ignored)
+    cross_entropy.cross_entropy_loss(te, te, *at, sizes[0])
     dloss = (loss > 0).astype("float32") if dloss is None else dloss
     gradients = parts if in_place else [aligned(part.shape) for part in parts]
     for rank, (part, gradient) in enumerate(zip(parts, gradients, strict=True)):
         at = (array.ctypes.data for array in (part, gradient, labels, whole, dloss))
-        sizes = rows, columns, rank * columns, logits.shape[1]
-        cross_entropy.cross_entropy_gradient(te, te, *at, *sizes, ignored, DType.FLOAT32)
+        cross_entropy.cross_entropy_gradient(te, te, *at, sizes[rank])
     assert in_place or (np.concatenate(parts, 1) == logits).all()
     return loss, np.concatenate(gradients, 1)
 
@@ -103,15 +104,14 @@ def test_many_rows(te, seed):
 def test_launch(fake, monkeypatch):
     asked, count = [], iter([6, 6, 10])  # of arguments, in the fake's handle
     monkeypatch.setattr(cross_entropy, "kernel", lambda *key: asked.append(key) or 0x700 + next(count))
-    at, sizes = (0x10000, 0x20000, 0x30000), (1000, 64, 128)
-    cross_entropy.cross_entropy_stats(fake.te, fake.stream, *at, *sizes, DType.BFLOAT16)
-    cross_entropy.cross_entropy_loss(fake.te, fake.stream, *at, 1000, 256, -100)
-    more = 0x40000, 0x50000, *sizes, 256, -100
-    cross_entropy.cross_entropy_gradient(fake.te, fake.stream, *at, *more, DType.FLOAT16)
+    at, more, sizes = (0x10000, 0x20000, 0x30000), (0x40000, 0x50000), Sizes(1000, 64, 128, 256, -100, DType.BFLOAT16)
+    cross_entropy.cross_entropy_stats(fake.te, fake.stream, *at, sizes)
+    cross_entropy.cross_entropy_loss(fake.te, fake.stream, *at, sizes)
+    cross_entropy.cross_entropy_gradient(fake.te, fake.stream, *at, *more, sizes._replace(dtype=DType.FLOAT16))
     assert fake.calls() == [
-        ["cuLaunchKernel", 1000, 1, 1, 512, 1, 1, 4096, 0x5000, [*at, *sizes], False],
+        ["cuLaunchKernel", 1000, 1, 1, 512, 1, 1, 4096, 0x5000, [*at, 1000, 64, 128], False],
         ["cuLaunchKernel", 2, 1, 1, 512, 1, 1, 0, 0x5000, [*at, 1000, 256, -100], False],
-        ["cuLaunchKernel", 1000, 1, 1, 512, 1, 1, 0, 0x5000, [*at, *more], False],
+        ["cuLaunchKernel", 1000, 1, 1, 512, 1, 1, 0, 0x5000, [*at, *more, 1000, 64, 128, 256, -100], False],
     ]
     assert asked == [
         ("cross_entropy_stats_bfloat16", "cross_entropy.cu", (9, 0)),
