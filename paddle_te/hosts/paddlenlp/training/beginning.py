@@ -10,7 +10,7 @@ from paddle_te import device, upstream
 from paddle_te.host import HostArguments, HostConfig
 from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser
 from paddle_te.hosts.paddlenlp.training.resharding import check_resumable
-from paddle_te.hosts.paddlenlp.training.resuming import find_to_resume
+from paddle_te.hosts.paddlenlp.training.resuming import check_fp8_state, find_to_resume
 from paddle_te.job import Job
 from paddle_te.options import configure
 from paddle_te.runs.checkpoints import check_new_run
@@ -65,6 +65,7 @@ def start_from(checkpoint: str | None, args: HostArguments) -> None:
     """
     if checkpoint:
         check_resumable(checkpoint, args)
+        check_fp8_state(checkpoint, args)
     else:
         check_new_run(args)
     leave_out_broken_batches(args)

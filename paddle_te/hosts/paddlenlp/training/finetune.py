@@ -10,6 +10,7 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 
 import contextlib
 import logging
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,7 +55,7 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
 )
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
-from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.job import Job
 from paddle_te.models.backend import check_backend, is_native
@@ -254,26 +255,35 @@ def _check_fits(checkpoint: str, task: Finetuning, config: Any, identity: Any) -
     check_fits(checkpoint, values, identity, task.training_args)
 
 
+def _find_start(task: Finetuning) -> str | None:
+    """Return the checkpoint folder from which the task goes on, or None, when it has been checked."""
+    checkpoint = find_start(task.training_args)
+    start_from(checkpoint, task.training_args)
+    if checkpoint:
+        task.check_start(checkpoint)
+    return checkpoint
+
+
+def _mask_scope(data_args: HostArguments) -> AbstractContextManager[None]:
+    """Return the scope of training: right padding needs no mask, and packed samples bring one where they need it."""
+    return contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
+
+
 def tune(kind: type[Finetuning]) -> None:
     """Tune a model. kind: Finetuning, or a class with its attributes."""
     exit_signal = ExitSignalCallback()
     with refusing_wrong_input():
         task = kind(*parse_arguments(*kind.CLASSES))
         model_args, data_args, training_args = task.model_args, task.data_args, task.training_args
-        checkpoint = find_start(training_args)
-        start_from(checkpoint, training_args)
-        if checkpoint:
-            check_fp8_state(checkpoint, training_args)
-            task.check_start(checkpoint)
+        checkpoint = _find_start(task)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer)
         template = chat_template(data_args, tokenizer, model_args.tokenizer)
-        datasets = task.datasets(tokenizer, template)
+        train, *_ = datasets = task.datasets(tokenizer, template)
         if training_args.do_train:
-            check_whole_step(len(datasets[0]), training_args)
+            check_whole_step(len(train), training_args)
         config = task.make_config(datasets)
         check_freeze(config, training_args)
-        train = datasets[0]
         course = make_course(len(train), checkpoint, training_args) if train else None
         identity = task.data_identity(template) if train else None
         if checkpoint:
@@ -289,12 +299,11 @@ def tune(kind: type[Finetuning]) -> None:
     if course:
         trainer.course = course
     install_callbacks(trainer, exit_signal)
-    # right padding needs no mask where attention is causal; packed samples bring one where it is needed
-    mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
-    with mask, advised(config, training_args, model_args.model_name_or_path, model if model_args.lora else None):
+    advice = advised(config, training_args, model_args.model_name_or_path, model if model_args.lora else None)
+    with _mask_scope(data_args), advice:
         task.prepare(trainer, datasets)
         if training_args.do_train:
-            count_real_tokens(trainer, model.config, task.tokens(datasets[0]), model_args.lora, task.forwards())
+            count_real_tokens(trainer, model.config, task.tokens(train), model_args.lora, task.forwards())
             if not train_and_save(trainer, checkpoint, finished, exit_signal):
                 return  # what follows is of the finished model
         if training_args.do_eval:

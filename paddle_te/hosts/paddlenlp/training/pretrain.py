@@ -47,7 +47,7 @@ from paddle_te.hosts.paddlenlp.training.datasets import (
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import Collate, make_collator
-from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.models.backend import is_native, ops_of
@@ -169,8 +169,6 @@ def check_start(checkpoint: str | None, model_args: ModelArguments, training_arg
     if initial:
         check_weights_folder(model_args, "te_init_weight_path")
     check_device(training_args)
-    if checkpoint:
-        check_fp8_state(checkpoint, training_args)
 
 
 def make_tokenizer(model_args: ModelArguments) -> AnyTokenizer | None:
