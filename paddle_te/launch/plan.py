@@ -122,19 +122,7 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
     """Return `make_plan`'s plan of arguments that are parsed."""
     args.HOST = _find_host(args)
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
-    if args.HOST == host.PADDLEFORMERS:
-        paddleformers.check_arguments(job, args, devices.kind, nodes)
-    check_known(job, args)
-    world = len(devices.ids) * nodes.count
-    config = job.model_config(args)
-    if left_to_planner(args):
-        from paddle_te.launch.auto import fill  # here, as it imports the planner
-
-        fill(args, config, world)
-    if args.FSDP == "all":
-        args.FSDP = max(1, world // ranks_of_a_sequence(args))
-    check_asked(job, args, devices.kind, world, config)
-    check_here(args, devices.kind)
+    world, config = len(devices.ids) * nodes.count, _settled(job, args, devices, nodes)
     folder, output = _folders(job, args, nodes, world)
     profile, logs = folder / "profile", folder / "logs"
     if nodes.count > 1:  # which share the folder
@@ -162,6 +150,26 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
         folders=[logs, output, *([profile] if nsys else [])],
         files=program.files,
     )
+
+
+def _settled(job: JobModule, args: argparse.Namespace, devices: Devices, nodes: Nodes) -> dict[str, Any]:
+    """Return the model's configuration, when the arguments are whole and can run here.
+
+    Fills in those that are left to the planner, and FSDP's "all". Raises LaunchError for what cannot run.
+    """
+    if args.HOST == host.PADDLEFORMERS:
+        paddleformers.check_arguments(job, args, devices.kind, nodes)
+    check_known(job, args)
+    world, config = len(devices.ids) * nodes.count, job.model_config(args)
+    if left_to_planner(args):
+        from paddle_te.launch.auto import fill  # here, as it imports the planner
+
+        fill(args, config, world)
+    if args.FSDP == "all":
+        args.FSDP = max(1, world // ranks_of_a_sequence(args))
+    check_asked(job, args, devices.kind, world, config)
+    check_here(args, devices.kind)
+    return config
 
 
 def _find_host(args: argparse.Namespace) -> str:
