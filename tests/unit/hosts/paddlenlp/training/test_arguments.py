@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from paddlenlp.trainer import PdArgumentParser
+from paddlenlp.transformers import LlamaConfig
 
 from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training.arguments import (
@@ -14,6 +15,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     ScriptParser,
 )
+from paddle_te.hosts.paddlenlp.training.beginning import set_run
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments
 from paddle_te.job import Job
 from paddle_te.options.lora import Adapter
@@ -63,6 +65,8 @@ def test_gemms_add_up_gradients_by_themselves(tmp_path, words, fused):
     _, training_args = parse(tmp_path, *words)
     assert Job.of(training_args).fuses_wgrad == fused
     assert Job.of(training_args, world=2).fuses_wgrad == (fused is True)  # Paddle may send the others
+    set_run(config := LlamaConfig(), 64, training_args)
+    assert config.fuse_wgrad_accumulation == fused
 
 
 def test_folders_that_cannot_be_written(tmp_path):

@@ -6,6 +6,8 @@ import pytest
 from paddle_te import configs
 from paddle_te.hosts.paddlenlp.training import beginning, pretrain
 
+ARGUMENTS = dict(use_fp8=False, transformer_engine_backend="none", model_dtype="float32", world_size=1)
+
 
 @pytest.mark.parametrize("scaling, positions", [
     ({}, 4096),
@@ -20,7 +22,7 @@ def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch
     (tmp_path / "config.json").write_text(json.dumps(config))
     model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
     data_args = SimpleNamespace(max_seq_length=4096, reset_attention_mask=False)
-    training_args = SimpleNamespace(use_fp8=False, transformer_engine_backend="none", model_dtype="float32")
+    training_args = SimpleNamespace(**ARGUMENTS)
     with caplog.at_level("INFO", "paddle_te"):
         made = pretrain.make_config(model_args, data_args, training_args, None)
     assert made.max_position_embeddings == positions and made.seq_length == 4096
@@ -34,7 +36,7 @@ def test_a_new_model_has_a_row_for_each_token(monkeypatch, caplog, needed, rows)
     monkeypatch.setattr(beginning, "configure", lambda *arguments: None)
     model_args = SimpleNamespace(model_name_or_path="tiny-llama-demo", continue_training=False)
     data_args = SimpleNamespace(max_seq_length=64, reset_attention_mask=False)
-    training_args = SimpleNamespace(use_fp8=False, transformer_engine_backend="none", model_dtype="float32")
+    training_args = SimpleNamespace(**ARGUMENTS)
     with caplog.at_level("INFO", "paddle_te"):
         made = pretrain.make_config(model_args, data_args, training_args, SimpleNamespace(needed_rows=needed))
     assert made.vocab_size == rows
