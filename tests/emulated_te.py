@@ -569,8 +569,6 @@ def launch(kernel, grid, block, shared, stream, *arguments):
         from tests import emulated_experts
 
         return emulated_experts.launch(kernel, grid, *arguments)
-    if kernel.startswith("centring_means"):
-        return centring_means(grid, *arguments)
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     if kernel.startswith("rmsnorm_statistics"):
@@ -589,13 +587,11 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     name, _, dtype = kernel.rpartition("_")
     if name.startswith("latent"):
         return globals()[name](ELEMENTS[dtype], grid, _Turn(options == ["1"]), *arguments)
-    rotating = (rope, qk_norm_forward, qk_norm_backward, qk_norm_sums, rotation_cast, centring_sums)
+    rotating = (rope, qk_norm_forward, qk_norm_backward, qk_norm_sums, rotation_cast)
     rotating = {function.__name__: function for function in rotating}
     if name in rotating:
         return rotating[name](ELEMENTS[dtype], grid, _Turn(*[option == "1" for option in options]), *arguments)
     typed = (
-        centring_subtract,
-        centring_dequantize,
         qk_norm_weights,
         cross_entropy_stats,
         cross_entropy_gradient,
@@ -766,79 +762,24 @@ def qk_norm_backward(dtype, grid, turn, *arguments):
     v_out[...] = v
 
 
-def rotation_cast(dtype, tokens, turn, *arguments):
+def rotation_cast(dtype, tokens, turn, q, k, v, stride, *others):
     """kernels/rotation_cast.cu."""
-    places, target, (q_weight, k_weight, angles, s, heads, widths, factor, norm, *means, scale, amax, scale_inv) = (
-        arguments[:5],
-        arguments[5:10],
-        arguments[10:],
+    places, (q_weight, k_weight, angles, s, heads, widths, factor, norm, scale, amax, scale_inv) = (
+        others[:6],
+        others[6:],
     )
     sizes, d, norm = _three(heads), turn.read(widths, factor), _Norm(turn, norm, 0, tokens)
-    source = _heads_of(dtype, tokens, (*places, places[4]), sizes, d)
-    target = _heads_of(NUMPY[DType.FLOAT8_E4M3], tokens, (*target, target[4]), sizes, d)
+    source = _heads_of(dtype, tokens, (q, k, v, stride, stride, stride), sizes, d)
+    target = _heads_of(NUMPY[DType.FLOAT8_E4M3], tokens, places, sizes, d)
     scale, amax, scale_inv = (at(address, (1,), np.float32) for address in (scale, amax, scale_inv))
-    subtracted = 0, *_means(*means, tokens, sizes[1], d)
-    for i, (x, y, weight, mean) in enumerate(zip(source, target, (q_weight, k_weight, 0), subtracted, strict=True)):
-        values = _normed_and_turned(x, turn, norm, i, weight, angles, s) if i < 2 else x
-        values = (values.astype(np.float32) - mean).astype(dtype).astype(np.float32)
+    for i, (x, y, weight) in enumerate(zip(source, target, (q_weight, k_weight, 0), strict=True)):
+        values = x.astype(np.float32)
+        if weight and turn.norms:
+            values = values * norm.r(values, i) * norm.weight(weight, sizes[i], d, dtype)
+        values = (turn(values, angles, s, 1) if i < 2 else values).astype(dtype).astype(np.float32)
         amax[...] = max(amax[0], np.abs(values).max())
         y[...] = np.clip(values * scale[0], -448, 448).astype(y.dtype)
     scale_inv[...] = 1 / scale
-
-
-def _normed_and_turned(x, turn, norm, which, weight, angles, s):
-    """kernels/centring.cuh's norm_and_turn: of q or k (which: 0 or 1), in their dtype."""
-    values = x.astype(np.float32)
-    if weight and turn.norms:
-        values = values * norm.r(values, which) * norm.weight(weight, *x.shape[1:], x.dtype)
-    return turn(values, angles, s, 1).astype(x.dtype)
-
-
-def _means(address, sequence, tokens, kv_heads, d):
-    """kernels/centring.cuh's Means, of k and of v, for each token."""
-    means = at(address, (tokens // sequence, 2, kv_heads, d), np.float32)
-    return (np.repeat(means[:, i], sequence, 0) for i in range(2))
-
-
-CHUNK = 32  # kernels/centring.cu's kChunk
-
-
-def centring_sums(dtype, grid, turn, k, v, stride, k_weight, angles, s, sequence, heads, widths, factor, norm, sums):
-    """kernels/centring.cu. The grid has a block for a chunk and some heads."""
-    kv_heads, d = heads >> 32, turn.read(widths, factor)
-    chunks, lanes = -(-sequence // CHUNK), 1
-    while lanes * 32 // np.dtype(dtype).itemsize < d:
-        lanes *= 2
-    sequences = grid // (chunks * -(-kv_heads // (256 // lanes)))
-    tokens = sequences * sequence
-    k, v = (strided(x, (tokens, kv_heads, d), stride, dtype) for x in (k, v))
-    k = _normed_and_turned(k, turn, _Norm(turn, norm, 0, tokens), 1, k_weight, angles, s)
-    sums = at(sums, (sequences, chunks, 2, kv_heads, d), np.float32)
-    for i, x in enumerate((k, v)):
-        x = x.astype(np.float32).reshape(sequences, sequence, kv_heads, d)
-        sums[:, :, i] = np.add.reduceat(x, range(0, sequence, CHUNK), 1)
-
-
-def centring_means(grid, partials, means, chunks, sequence, columns):
-    """kernels/centring.cu. A block has 32 columns of a sequence."""
-    sequences = grid * 32 // columns
-    sums = at(partials, (sequences, chunks, columns), np.float32).sum(1)
-    at(means, sums.shape, np.float32)[...] = sums / np.float32(sequence)
-
-
-def centring_subtract(dtype, tokens, k, v, stride, means, sequence, numbers):
-    """kernels/centring.cu."""
-    for x, mean in zip((k, v), _means(means, sequence, tokens, 1, numbers), strict=True):
-        x = strided(x, (tokens, 1, numbers), stride, dtype)
-        x[...] = (x.astype(np.float32) - mean).astype(dtype)
-
-
-def centring_dequantize(dtype, tokens, x, scale_inv, means, out, sequence, heads, d):
-    """kernels/centring.cu."""
-    q_heads, kv_heads, _ = _three(heads)
-    _, mean = _means(means, sequence, tokens, kv_heads, d)
-    x = at(x, (tokens, q_heads, d), NUMPY[DType.FLOAT8_E4M3]).astype(np.float32) * at(scale_inv, (1,), np.float32)
-    at(out, x.shape, dtype)[...] = (x + np.repeat(mean, q_heads // kv_heads, 1)).astype(dtype)
 
 
 def qk_norm_weights(dtype, grid, partials, dq_weight, dk_weight, blocks, *sizes):
@@ -1174,7 +1115,6 @@ def install(setattr=setattr):
     from paddle_te.native import (
         addition,
         casts,
-        centring,
         column_sums,
         cross_entropy,
         experts,
@@ -1204,7 +1144,6 @@ def install(setattr=setattr):
     for module in (
         addition,
         casts,
-        centring,
         column_sums,
         cross_entropy,
         experts,

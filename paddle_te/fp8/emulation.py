@@ -273,29 +273,26 @@ class _EmulatedFP8Attention(PyLayer):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, quantizers: Sequence[GemmQuantizers]
     ) -> Tensor:
-        (b, s, h_kv, d), needs = k.shape, [not x.stop_gradient for x in (q, k, v)]
+        b, s, h_kv, d = k.shape
         of_qkv, of_softmax, of_out = (quantizer.input for quantizer in quantizers)
         heads = lambda x: x.transpose([0, 2, 1, 3]).reshape([b, h_kv, -1, s, d])  # noqa: E731
-        k, _ = _centred(k)
-        v, v_mean = _centred(v)
         q8, k8, v8 = map(heads, _quantize_dequantize_together((q, k, v), of_qkv))
         scores = _causal_scores(q8, k8, scale)
         greatest = scores.max(-1, keepdim=True)
         statistics = greatest + (scores - greatest).exp().sum(-1, keepdim=True).log()
         softmax8 = quantize_dequantize((scores - statistics).exp(), of_softmax)
         out8 = quantize_dequantize(paddle.matmul(softmax8, v8), of_out)
-        in_fp8, kept = has_fp8_backward(quantizers), [q8, k8, v8, out8]
-        if not in_fp8:
-            kept = [x.astype(q.dtype).astype("float32") for x in kept]
-        ctx.save_for_backward(*kept, statistics)
-        ctx.options = scale, quantizers, in_fp8, heads, q.dtype, needs
-        return _tokens(out8 + v_mean.transpose([0, 2, 1, 3]).unsqueeze(2)).astype(q.dtype)
+        in_fp8 = has_fp8_backward(quantizers)
+        kept = (q8, k8, v8) if in_fp8 else [heads(x.astype("float32")) for x in (q, k, v)]
+        ctx.save_for_backward(*kept, statistics, out8)
+        ctx.options = scale, quantizers, in_fp8, heads, q.dtype, [not x.stop_gradient for x in (q, k, v)]
+        return _tokens(out8).astype(q.dtype)
 
     @staticmethod
     def backward(  # type: ignore[override]  # Paddle gives it the gradients of forward's results
         ctx: Any, dout: Tensor
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, out, statistics = ctx.saved_tensor()
+        q, k, v, statistics, out = ctx.saved_tensor()
         scale, quantizers, in_fp8, heads, dtype, needs = ctx.options
         cast = quantize_dequantize if in_fp8 else lambda x, _: x
         of_qkv, of_softmax, of_out = (quantizer.grad_output for quantizer in quantizers)
@@ -311,12 +308,6 @@ class _EmulatedFP8Attention(PyLayer):
         gradients = [_tokens(x).astype(dtype) for x in gradients]
         quantizers[0].forward_pass.backward_done()
         return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
-
-
-def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [b, s, h_kv, d] less its mean over a sequence's tokens, in its dtype, and the mean in float32."""
-    mean = x.astype("float32").mean(1, keepdim=True)
-    return (x.astype("float32") - mean).astype(x.dtype), mean
 
 
 def _causal_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -337,7 +328,6 @@ def emulated_fp8_attention(
     """Return causal softmax(q·kᵀ·scale)·v, all operands rounded to fp8, forward and (fp8_dpa_bwd) backward.
 
     q: [b, s, h, d]; k, v: [b, s, h_kv, d]; result like q. quantizers: GemmQuantizers of q, k and v (under one scale),
-    of the softmax and of the output. `Attention.quantizers` (ops/heads.py) says what is subtracted before and added
-    behind, and what backward reads.
+    of the softmax and of the output. Without fp8_dpa_bwd backward takes q, k, v as they came, and the rounded output.
     """
     return _EmulatedFP8Attention.apply(q, k, v, scale, quantizers)

@@ -66,9 +66,8 @@ class DelayedScaling:
     amax_compute_algo: "max" takes the greatest amax of the history, "most_recent" the last step's.
     reduce_amax: take the greatest amax over `fp8_autocast`'s fp8_group, so that its ranks have the same scales.
     fp8_dpa: attention also computes in fp8: q, k, v, softmax and output, and the gradients of all. Its inputs and
-    outputs keep their dtype. It pays at long sequences. Unlike TE's it centres keys and values (ops/heads.py).
-    fp8_dpa_bwd: with fp8_dpa, backward in fp8. False is TE's NVTE_FP8_DPA_BWD=0: backward in the inputs' precision,
-    here of the numbers that were rounded in forward.
+    outputs keep their dtype. It pays at long sequences.
+    fp8_dpa_bwd: with fp8_dpa, backward in fp8. False is TE's NVTE_FP8_DPA_BWD=0: backward in the inputs' precision.
     first_step: the scales until the first update: "delayed" begins as TE does, with all scales 1; "current" takes them
     from the tensors. From the second step on both follow the same rule.
 

@@ -68,15 +68,7 @@ class Attention(NamedTuple):
     cu_seqlens: attention is among the tokens of a document; int32 [documents + 1]: where the documents begin and end in
         the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them). Then there is no
         mask, no quantizers and no cache.
-    quantizers: attention is in fp8: causal, without window and dropout, as many keys as queries. k, rotated, and v are
-        rounded to fp8 less their means over a sequence's tokens, which are float32 [b, 1, h_kv, d]: k - mean(k), in k's
-        dtype. The mean of v is added to the output, in float32, when that has been rounded to fp8. Without rounding
-        this changes nothing, as the softmax takes no notice of what all scores of a query have in common, and its
-        weights add up to 1; so the means get no gradient. But backward multiplies the rounded output by its gradient,
-        and of this product's error the queries' gradient gets the mean key, and the product the mean value.
-        With fp8_dpa_bwd=False backward is in 16 bits, and reads q, k, v and the output as they were rounded to fp8,
-        whose scores the softmax's statistics are of.
-        SageAttention (arXiv:2410.02367) centres the keys.
+    quantizers: attention is in fp8: causal, without window and dropout, as many keys as queries.
     """
 
     scores: Scores

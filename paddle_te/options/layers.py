@@ -87,11 +87,11 @@ class Layers:
     fp8_dpa: bool = option(
         FLAG,
         default=False,
-        doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; for trials: [no long run was made "
-        "yet](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of 128, sequences "
-        "of a multiple of 16; no packed documents, no key-value cache",
+        doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; for trials: [the loss of long runs "
+        "went up for good](../background/fp8.md#attention-in-fp8). Delayed scaling, te: Hopper and newer, heads of "
+        "128, sequences of a multiple of 16; no packed documents, no key-value cache",
         zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），仅供试验："
-        "[尚未做过长时间训练](../background/fp8.md#attention-in-fp8)。"
+        "[长时间训练中 loss 会发散](../background/fp8.md#attention-in-fp8)。"
         "仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
         "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
         config=True,
@@ -102,9 +102,9 @@ class Layers:
         FLAG,
         default=True,
         help="With fp8_dpa: attention's backward too; false: in the activations' precision.",
-        doc="false: attention's backward in the activations' precision (TE's `NVTE_FP8_DPA_BWD=0`), on what forward "
-        "has rounded",
-        zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`），输入为前向已舍入的值",
+        doc="false: attention's backward in the activations' precision (TE's `NVTE_FP8_DPA_BWD=0`); the loss went up "
+        "sooner",
+        zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`）；loss 发散得更早",
         config=True,
         needs={"fp8_dpa": True},
     )

@@ -25,20 +25,18 @@ struct Widths {
   __device__ Widths(int turned, float factor) : d(turned), turned(turned), factor(factor) {}  // all of it
 };
 
-// The cosine and sine of a token's pair. angles: its row of at least turned / 2; 0 for none. sign: -1 for backward.
-__device__ void take_angle(const float* angles, int pair, Widths widths, float sign, float& cosine, float& sine) {
-  sine = 0, cosine = 1;
-  if (angles && pair < widths.turned / 2) {
-    sincosf(angles[pair], &sine, &cosine);
-    sine *= widths.factor, cosine *= widths.factor;
-  }
-  sine *= sign;
-}
-
-// Fills cosines and sines [d / 2] of a token's pairs, in shared memory. The caller synchronises.
+// Fills cosines and sines [d / 2] of the token's pairs, in shared memory. angles: its row of at least turned / 2; 0 for
+// none. sign: -1 for backward. The caller synchronises.
 __device__ void take_angles(const float* angles, Widths widths, float sign, float* cosines, float* sines) {
-  for (int i = threadIdx.x; i < widths.d / 2; i += blockDim.x)
-    take_angle(angles, i, widths, sign, cosines[i], sines[i]);
+  for (int i = threadIdx.x; i < widths.d / 2; i += blockDim.x) {
+    float sine = 0, cosine = 1;
+    if (angles && i < widths.turned / 2) {
+      sincosf(angles[i], &sine, &cosine);
+      sine *= widths.factor, cosine *= widths.factor;
+    }
+    cosines[i] = cosine;
+    sines[i] = sign * sine;
+  }
 }
 
 // Where the vectors of the thread at `place` begin in a head.

@@ -15,8 +15,6 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import has_fp8_backward
-from paddle_te.native.centring import Means
-from paddle_te.native.rope import Target
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Attention, AttentionQuantizers, Heads, Scores
 from paddle_te.ops.kept import kept_on
@@ -27,27 +25,31 @@ from paddle_te.ops.te.core_attention import (
     Bias,
     Sequences,
     Softmax,
+    Target,
     Views,
     additive,
     attend,
     attend_backward,
     check_offset,
-    deterministic,
     draw_rng_state,
     in_float32,
     sizes_of,
 )
-from paddle_te.ops.te.float8_attention import Float8Attention
+from paddle_te.ops.te.float8_attention import Float8Attention, deterministic
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
-from paddle_te.ops.te.rotation import UNCHANGED, Rotation, RotationSettings, check_norms, heads_of
+from paddle_te.ops.te.rotation import Rotation, RotationSettings, check_norms, heads_of
 from paddle_te.ops.te.runtime import (
     FLOAT32,
-    Runtime,
     check_tensor,
     dense,
     dtype_code,
     needs_grad,
 )
+
+
+def _backward_done(quantizers: AttentionQuantizers | None) -> None:
+    if quantizers is not None:
+        quantizers[0].forward_pass.backward_done()
 
 
 class _DotProductAttention(PyLayer):
@@ -61,25 +63,30 @@ class _DotProductAttention(PyLayer):
         softmax: Softmax,
         heads: AttentionSizes,
         train: bool,
+        quantizers: AttentionQuantizers | None,
     ) -> Tensor:
         """offset: the softmax's, here for its gradient."""
         rt = runtime.current()
         views = heads.views_of(rt, q, k, v)
         memory = rt.empty(list(heads.stats), paddle.float32)
         stats = rt.tensor(memory.data_ptr(), heads.stats, FLOAT32)
-        out = attend(rt, heads, views, stats, softmax, heads.separate, train)
+        if quantizers is None:
+            out = attend(rt, heads, views, stats, softmax, heads.separate, train)
+        else:
+            out = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers, stats).forward(rt, views, train)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
-            ctx.saved = q, k, v, memory, views, out.detach(), stats, softmax, heads
+            ctx.saved = q, k, v, memory, views, out.detach(), stats, softmax, heads, quantizers
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         rt = runtime.current()
-        (q, k, v, _memory, views, out, stats, softmax, heads), ctx.saved = ctx.saved, None
+        (q, k, v, _memory, views, out, stats, softmax, heads, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.views_of(rt, dq, dk, dv)
         doffset = attend_backward(rt, heads, views, out, stats, dense(dout), grads, softmax, heads.separate)
+        _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
         found = tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
         return found if softmax.offset is None else (*found, softmax.wanted(doffset))
@@ -88,7 +95,7 @@ class _DotProductAttention(PyLayer):
 class AttentionSettings(NamedTuple):
     """num_heads, num_kv_heads: of this rank.
 
-    scores: a Scores. backward_in_fp8: that of attention in fp8. deterministic: as the environment asked for when
+    scores: a Scores. backward_in_fp8: attention's backward too. deterministic: as the environment asked for when
     the call was made; it decides on the calls too.
     """
 
@@ -116,7 +123,7 @@ class _In16Bits:
 
 @dataclass(slots=True)
 class _SavedAttention:
-    """Hold what backward reads. in_fp8: the Float8Attention, if attention is in fp8; else in_16_bits."""
+    """Hold what backward reads. in_fp8: the Float8Attention, if its backward is in fp8; else in_16_bits."""
 
     heads: AttentionSizes
     qkv: Placeholder
@@ -129,7 +136,7 @@ class _SavedAttention:
 def rotary_attention_forward(
     rt: Recorder, inputs: OpInputs, settings: AttentionSettings
 ) -> tuple[Placeholder, _SavedAttention]:
-    """Return (out, _SavedAttention). q, k and v stay in one buffer.
+    """Return (out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
     inputs: its tensors are qkv and, each of them or None, the angles, the documents' cu_seqlens, the random numbers'
     state (`draw_rng_state`), the weights of the norms of q and k, and softmax_offset in float32; its quantizers are
@@ -145,33 +152,30 @@ def rotary_attention_forward(
     check_norms(heads, q_weight, k_weight, settings.rotation)
     rotation = Rotation(freqs, q_weight, k_weight, settings.rotation, inputs.tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
-    if quantizers:
-        saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers, settings.backward_in_fp8)
-        return _attend_in_fp8(rt, saved.in_fp8, rotation, qkv.data_ptr(), inputs.train), saved
-    if rotation.stays(heads):
+    stays, stats = rotation.stays(heads), None
+    if settings.backward_in_fp8 and rotation.casts(heads, quantizers):
+        saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers)
+        rotation.forward_in_fp8(rt, heads, qkv, saved.in_fp8.qkv)
+        return saved.in_fp8.forward(rt, None, inputs.train), saved
+    if settings.backward_in_fp8:
+        memory = qkv if stays else heads.new_buffer(rt)
+    elif stays:
         memory, stats = qkv, heads.new_stats(rt)
     else:
         memory, stats = heads.new_buffer_and_stats(rt)
-        rotation.forward(rt, heads, qkv.data_ptr(), heads.addresses(memory.data_ptr(), heads.layout))
     views = heads.views(rt, memory.data_ptr())
-    out = attend(rt, heads, views, stats, softmax, heads.layout, inputs.train)
+    if not stays:
+        rotation.forward(rt, heads, qkv, _addresses(heads, views))
+    whole = heads.whole_view(rt, memory.data_ptr())
+    if settings.backward_in_fp8:
+        saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers)
+        return saved.in_fp8.forward(rt, (whole,), inputs.train), saved
+    if quantizers:
+        out = Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), inputs.train)
+    else:
+        out = attend(rt, heads, views, stats, softmax, heads.layout, inputs.train)
     saved.in_16_bits = _In16Bits(views, out, stats)
     return out, saved
-
-
-def _attend_in_fp8(rt: Runtime, attention: Float8Attention, rotation: Rotation, source: Target, train: bool) -> Any:
-    """Return the output of attention to the source's q, k and v, normed, rotated and centred."""
-    heads, layout = attention.heads, attention.layout
-    b, s, h_kv, d = heads.kv
-    memory = rt.empty([b, 2, h_kv, d], paddle.float32)
-    means = Means(memory.data_ptr(), s)
-    if rotation.casts(attention.quantizers):
-        rotation.forward_in_fp8(rt, heads, source, attention.qkv, means)
-    else:
-        buffer = heads.new_buffer(rt)
-        rotation.forward_centred(rt, heads, source, heads.addresses(buffer.data_ptr(), layout), means)
-        attention.quantize(rt, buffer)
-    return attention.forward(rt, means, train)
 
 
 def rotary_attention_backward(
@@ -183,16 +187,21 @@ def rotary_attention_backward(
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
     grads = heads.views(rt, buffer.data_ptr())
     if saved.in_fp8:
-        saved.in_fp8.backward(rt, dout, grads, heads.whole_view(rt, buffer.data_ptr()))
+        saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
         assert attention is not None  # where the backward is not in fp8
         of_forward = attention.qkv, attention.out, attention.stats
         doffset = attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
     of_weights = None, None
     if not saved.rotation.stays(heads):
-        at = heads.addresses(buffer.data_ptr(), heads.layout)
-        of_weights = saved.rotation.backward(rt, heads, at, saved.qkv, dqkv)
+        of_weights = saved.rotation.backward(rt, heads, _addresses(heads, grads), saved.qkv, dqkv)
     return dqkv, None, None, None, *of_weights, saved.softmax.wanted(doffset)
+
+
+def _addresses(heads: AttentionSizes, views: Views) -> Target:
+    """Return where native q, k and v lie: the address of the buffer that they share, or those of three."""
+    q, k, v = (view.data_ptr for view in views)
+    return q if heads.packed else (q, k, v)
 
 
 def _rotary_attention_backward(
@@ -206,7 +215,7 @@ _ROTARY_ATTENTION = Op(rotary_attention_forward, _rotary_attention_backward)
 
 
 class _Float8DotProductAttention(PyLayer):
-    """_DotProductAttention in fp8."""
+    """_DotProductAttention in fp8, backward too."""
 
     @staticmethod
     def forward(
@@ -219,22 +228,23 @@ class _Float8DotProductAttention(PyLayer):
         train: bool,
         quantizers: AttentionQuantizers,
     ) -> Tensor:
-        rt, in_fp8 = runtime.current(), has_fp8_backward(quantizers)
-        attention = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers, in_fp8)
-        source = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        out = _attend_in_fp8(rt, attention, UNCHANGED, source, train)
+        rt = runtime.current()
+        views = heads.views_of(rt, q, k, v)
+        attention = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers)
+        out = attention.forward(rt, views, train)
         if train:
-            ctx.saved = attention, quantizers, [not tensor.stop_gradient for tensor in (q, k, v)]
+            ctx.saved = attention, [not tensor.stop_gradient for tensor in (q, k, v)]
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         rt = runtime.current()
-        (attention, quantizers, needs), ctx.saved = ctx.saved, None
+        (attention, needs), ctx.saved = ctx.saved, None
         heads = attention.heads
         dq, dk, dv = (rt.empty(list(shape), heads.dtype) for shape in (heads.q, heads.kv, heads.v))
-        attention.backward(rt, dense(dout), heads.views_of(rt, dq, dk, dv))
-        quantizers[0].forward_pass.backward_done()
+        views = heads.views_of(rt, dq, dk, dv)
+        attention.backward(rt, dense(dout), views)
+        _backward_done(attention.quantizers)
         return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
 
 
@@ -278,10 +288,10 @@ def dot_product_attention(
     offset = in_float32(softmax_offset)
     check_offset(heads, offset)
     softmax, of_heads = Softmax(scale, seen, dropout, draw_rng_state(dropout), offset), (dense(q), dense(k), dense(v))
-    if quantizers is not None:
+    if has_fp8_backward(quantizers):
         return _Float8DotProductAttention.apply(*of_heads, softmax, heads, needs_grad(q, k, v), quantizers)
     wanted = needs_grad(*of_heads, *([] if offset is None else [offset]))
-    return _DotProductAttention.apply(*of_heads, offset, softmax, heads, wanted)
+    return _DotProductAttention.apply(*of_heads, offset, softmax, heads, wanted, quantizers)
 
 
 def _attend_twice(q: Tensor, k: Tensor, v: Tensor, attention: Attention, attention_mask: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddle_te.native.library import cudnn_version
 from paddle_te.ops.te import runtime
-from paddle_te.ops.te.core_attention import deterministic
+from paddle_te.ops.te.float8_attention import deterministic
 
 # from here on cuDNN has a softmax with an offset (9.13.1 has one, too), and its gradient over packed documents is right
 CUDNN_OFFSET, CUDNN_PACKED_OFFSET = (9, 14), (9, 26)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -11,8 +10,8 @@ import paddle
 from paddle import Tensor
 
 from paddle_te.native import Mask, QKVLayout
-from paddle_te.native.rope import Geometry, Target, Turn
 from paddle_te.ops.kept import kept_on
+from paddle_te.ops.te.float8_attention import deterministic
 from paddle_te.ops.te.runtime import (
     DTYPES,
     FLOAT32,
@@ -29,6 +28,7 @@ from paddle_te.ops.te.runtime import (
 PADDLE_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 # q, k and v in three buffers, and in one: of sequences of one length, and of documents (TE's THD)
 Views: TypeAlias = tuple[Any, Any, Any]  # native q, k and v
+Target: TypeAlias = int | tuple[int, int, int]  # the address of one buffer of q, k and v, or those of three
 SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
 THD_SEPARATE, THD_PACKED = int(QKVLayout.THD_THD_THD), int(QKVLayout.T3HD)
 HIDDEN = -3e4  # added to the score of a hidden token; finite in float16, too, because a row of -inf gives NaN
@@ -47,7 +47,7 @@ class AttentionSizes:
     width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
     equal heads only; else q, k and v come one after another. layout: TE's name for that; separate: its name for three
     tensors. starts: {layout: elements before k and before v}.
-    rope: the beginning of a rope.Geometry; positions: rows of the angles, s, or b·s where each sequence has its own.
+    rope: what rope's kernels take; positions: rows of the angles, s, or b·s where each sequence has its own.
     """
 
     __slots__ = (
@@ -93,18 +93,9 @@ class AttentionSizes:
         self._stats_at = -(-2 * self.tokens * self.width // 256) * 256
         self._bytes = self._stats_at + self.stats_bytes
 
-    def geometry(self, turn: Turn) -> Geometry:
-        """Return what kernels that rotate take."""
-        return Geometry(*self.rope, turn)
-
-    def addresses(self, base: int, layout: int) -> Target:
-        """Return where q, k and v lie in one buffer of tokens · width in 16 bits."""
-        to_k, to_v = self.starts[layout]
-        return base if layout != self.separate else (base, base + 2 * to_k, base + 2 * to_v)
-
-    def views(self, rt: Runtime, base: int, layout: int | None = None) -> Views:
-        """Return (q, k, v) as native tensors in one buffer of tokens · width. layout: None for the own."""
-        to_k, to_v = self.starts[self.layout if layout is None else layout]
+    def views(self, rt: Runtime, base: int) -> Views:
+        """Return (q, k, v) as native tensors in one buffer of tokens · width."""
+        to_k, to_v = self.starts[self.layout]
         return (
             rt.tensor(base, self.q, self.code),
             rt.tensor(base + 2 * to_k, self.kv, self.code),
@@ -258,11 +249,6 @@ def draw_rng_state(dropout: float) -> Tensor | None:
 
 
 sizes_of = lru_cache(maxsize=64)(AttentionSizes)  # a model has one, its layers' launches are what counts
-
-
-def deterministic() -> bool:
-    """Read TE's own switch: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 asks cuDNN for a backward without atomics."""
-    return os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
 
 
 def attend(

@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import paddle
 
 from paddle_te.native import Mask, scaling, statistics
 from paddle_te.native.casts import Form
-from paddle_te.native.centring import Means
 from paddle_te.native.library import cudnn_version
-from paddle_te.native.rope import WHOLE
 from paddle_te.ops.te import runtime
-from paddle_te.ops.te.core_attention import (
-    AttentionSizes,
-    Sequences,
-    Softmax,
-    Views,
-    attend_backward,
-    deterministic,
-)
 from paddle_te.ops.te.quantized import FP8
-from paddle_te.ops.te.recording import Quantizer, QuantizersOfOne
 from paddle_te.ops.te.runtime import FLOAT32, Memory, Runtime
 
 CAUSAL = int(Mask.CAUSAL)
 SLOT = 32  # bytes of an amax, a scale and a scale_inv, which begins at 16
 SLOTS = 256  # bytes for three slots, with which memory for something else ends
+
+
+class Quantizer(Protocol):
+    """A `fp8` Quantizer, or what stands for one while an op is recorded."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def scale_ptr(self) -> int: ...
+    @property
+    def amax_ptr(self) -> int: ...
+    @property
+    def scale_inv_ptr(self) -> int: ...
+    @property
+    def statistics_ptr(self) -> int: ...
+
+
+class QuantizersOfOne(Protocol):
+    """The quantizers of a tensor and of its gradient."""
+
+    @property
+    def input(self) -> Quantizer: ...
+    @property
+    def grad_output(self) -> Quantizer: ...
+
+
+class Sizes(Protocol):
+    """The part of `core_attention.AttentionSizes` that this file reads."""
+
+    q: tuple[int, ...]
+    kv: tuple[int, ...]
+    stats: tuple[int, ...]
+    out: list[int]
+    tokens: int
+    width: int
+    dtype: Any
+    starts: dict[int, tuple[int, int]]
+    stats_bytes: int
+
+    def q_view(self, rt: Runtime, tensor: Memory) -> Any: ...
 
 
 class _Factors(NamedTuple):
@@ -60,23 +92,21 @@ def _float8(rt: Runtime, address: int, shape: tuple[int, ...], factors: _Factors
 
 
 class Float8QKV:
-    """q, k and v, or their gradients, in fp8 under one scale, at an address: native, and `whole`, all three.
+    """q, k and v, or their gradients, in fp8 under one scale, at an address: native, and `whole`, all three."""
 
-    memory: what they lie in. strides: bytes from a token to the next, of q, and of k and v.
-    """
+    __slots__ = ("q", "k", "v", "whole", "factors")
 
-    __slots__ = ("memory", "q", "k", "v", "whole", "strides", "factors")
-
-    def __init__(
-        self, rt: Runtime, heads: AttentionSizes, layout: int, memory: Memory, address: int, factors: _Factors
-    ) -> None:
-        self.memory, self.factors = memory, factors
-        (*_, h, d), (*_, h_kv, _), (to_k, to_v) = heads.q, heads.kv, heads.starts[layout]
-        self.strides = (h * d, h_kv * d) if layout == heads.separate else (heads.width, heads.width)
+    def __init__(self, rt: Runtime, heads: Sizes, layout: int, address: int, factors: _Factors) -> None:
+        self.factors = factors
+        to_k, to_v = heads.starts[layout]
         self.q = _float8(rt, address, heads.q, factors)
         self.k = _float8(rt, address + to_k, heads.kv, factors)
         self.v = _float8(rt, address + to_v, heads.kv, factors)
         self.whole = _float8(rt, address, (heads.tokens, heads.width), factors)
+
+    def pairs(self, rt: Runtime, heads: Sizes, views: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+        """Return [(fp8, 16-bit)] to be cast: views are of q, k and v, each in memory of its own, or of the whole."""
+        return zip((self.q, self.k, self.v) if len(views) == 3 else (self.whole,), views, strict=True)
 
 
 class Float8Attention:
@@ -88,9 +118,6 @@ class Float8Attention:
     kernels write to slots, and the slots are added to the quantizers' amax.
 
     quantizers: for q, k and v together, for the softmax, and for the output, each also for the gradient.
-    backward_in_fp8: else backward is in 16 bits. It reads q, k, v and the output as they were rounded to fp8, because
-    the softmax's statistics are theirs.
-    qkv: whoever makes the object fills it, by `quantize` or by a kernel of their own.
 
     In the first step (quantizers of kind "current") there are no scales yet. Scales of q, k and v and of the output's
     gradient come from these tensors. Scales of the numbers that a kernel rounds come from the kernel's amaxes, so it
@@ -100,22 +127,22 @@ class Float8Attention:
     def __init__(
         self,
         rt: Runtime,
-        heads: AttentionSizes,
+        heads: Sizes,
         layout: int,
         scale: float,
         quantizers: Sequence[QuantizersOfOne],
-        backward_in_fp8: bool,
+        stats: Any = None,
     ) -> None:
-        """Allocate what forward keeps."""
+        """Allocate what forward keeps. stats: native, for the softmax's statistics; None: its own, for its backward."""
         self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
-        self.backward_in_fp8 = backward_in_fp8
         qkv, softmax, out = (of_one.input for of_one in quantizers)
-        memory, qkv_at, out_at, self.slots = self._allocate(rt, heads.stats_bytes)
+        of_stats = heads.stats_bytes if stats is None else 0
+        self.memory, qkv_at, out_at, self.slots = self._allocate(rt, of_stats)
         self.results = _results(self.slots, softmax, out)
-        self.qkv = Float8QKV(rt, heads, layout, memory, qkv_at, _Factors.of(qkv, self.slots[0], qkv.amax_ptr))
+        self.qkv = Float8QKV(rt, heads, layout, qkv_at, _Factors.of(qkv, self.slots[0], qkv.amax_ptr))
         self.softmax = _float8(rt, 0, (0,), self.results[0])
         self.out = _float8(rt, out_at, heads.q, self.results[1])
-        self.stats = rt.tensor(self.slots[0] + SLOTS, heads.stats, FLOAT32)
+        self.stats = stats or rt.tensor(self.slots[0] + SLOTS, heads.stats, FLOAT32)
 
     def _allocate(self, rt: Runtime, more: int = 0) -> tuple[Any, int, int, tuple[int, int, int]]:
         """Return (memory, addresses in it of q, k and v in fp8, the output, and three slots); `more`: bytes behind."""
@@ -126,56 +153,35 @@ class Float8Attention:
         slots = address + qkv + out
         return memory, address, address + qkv, (slots, slots + SLOT, slots + 2 * SLOT)
 
-    def quantize(self, rt: Runtime, qkv: Memory) -> None:
-        """Fill q, k and v from a buffer in 16 bits, centred, with the same layout."""
-        source = self.heads.whole_view(rt, qkv.data_ptr())
-        _quantize(rt, self.qkv.whole, source, self.quantizers[0].input, self.slots[0])
-
-    def forward(self, rt: Runtime, means: Means, train: bool) -> Any:
-        """Return out [b, s, h·d]. means: those that were subtracted; the values' is added to what they attend to."""
-        heads, qkv = self.heads, self.qkv
-        _, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
+    def forward(self, rt: Runtime, views: Sequence[Any] | None, train: bool) -> Any:
+        """Return out [b, s, h·d]; views: `Float8QKV.pairs`', None where q, k and v are in fp8 already."""
+        te, heads, qkv = rt.te, self.heads, self.qkv
+        of_qkv, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
+        if views is not None:
+            _quantize(rt, [*qkv.pairs(rt, heads, views)], of_qkv, self.slots)
         tensors = qkv.q, qkv.k, qkv.v, self.out, self.stats
         options = self.scale, self.layout, CAUSAL, train, rt.stream, 0.0, None, None, None
-        run = partial(rt.te.attention_fwd, *tensors, *options, self.softmax)
+        run = partial(te.attention_fwd, *tensors, *options, self.softmax)
         _run_with_amaxes(rt, run, self.results, (softmax, of_out), self.slots[0])
         out = rt.empty(heads.out, heads.dtype)
-        given = self.out.data_ptr, self.results[1].scale_inv_ptr, out.data_ptr()
-        means.dequantize(rt.te, rt.stream, *given, heads.geometry(WHOLE))
+        te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
         return out
 
-    def backward(self, rt: Runtime, dout: Memory, grads: Views, whole: Any = None) -> None:
-        """Fill native dq, dk and dv. whole: the same as one tensor, where they share a buffer."""
-        if not self.backward_in_fp8:
-            return self._backward_in_16_bits(rt, dout, grads)
-        dqkv = self._backward_in_fp8(rt, dout)
-        pairs = zip((dqkv.q, dqkv.k, dqkv.v), grads, strict=True) if whole is None else [(dqkv.whole, whole)]
-        for source, target in pairs:
-            rt.te.dequantize(source, target, rt.stream)
-
-    def _backward_in_fp8(self, rt: Runtime, dout: Memory) -> Float8QKV:
+    def backward(self, rt: Runtime, dout: Any, views: Sequence[Any]) -> None:
+        """Fill the gradients. views: theirs, in the form of forward's."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
-        memory, dqkv_at, dout_at, slots = self._allocate(rt)
+        _memory, dqkv_at, dout_at, slots = self._allocate(rt)
         dout8 = _float8(rt, dout_at, heads.q, _Factors.of(of_out, slots[0], of_out.amax_ptr))
-        _quantize(rt, dout8, heads.q_view(rt, dout), of_out, slots[0])
+        _quantize(rt, [(dout8, heads.q_view(rt, dout))], of_out, slots)
         results = _results(slots, of_softmax, of_qkv)
-        dsoftmax = _float8(rt, 0, (0,), results[0])
-        dqkv = Float8QKV(rt, heads, self.layout, memory, dqkv_at, results[1])
+        dsoftmax, dqkv = _float8(rt, 0, (0,), results[0]), Float8QKV(rt, heads, self.layout, dqkv_at, results[1])
         tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
         options = self.scale, self.layout, CAUSAL, rt.stream, 0.0, deterministic(), None, None, None, None
         run = partial(te.attention_bwd, *tensors, *options, self.softmax, dsoftmax)
         _run_with_amaxes(rt, run, results, (of_softmax, of_qkv), slots[0])
-        return dqkv
-
-    def _backward_in_16_bits(self, rt: Runtime, dout: Memory, grads: Views) -> None:
-        heads, buffer = self.heads, self.heads.new_buffer(rt)
-        out = rt.empty(heads.out, heads.dtype)
-        rt.te.dequantize(self.qkv.whole, heads.whole_view(rt, buffer.data_ptr()), rt.stream)
-        rt.te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
-        views = heads.views(rt, buffer.data_ptr(), self.layout)
-        softmax = Softmax(self.scale, Sequences(causal=True))
-        attend_backward(rt, heads, views, out, self.stats, dout, grads, softmax, self.layout)
+        for source, target in dqkv.pairs(rt, heads, views):
+            te.dequantize(source, target, rt.stream)
 
 
 def _results(slots: Sequence[int], first: Quantizer, second: Quantizer) -> tuple[_Factors, _Factors]:
@@ -184,14 +190,24 @@ def _results(slots: Sequence[int], first: Quantizer, second: Quantizer) -> tuple
     return _Factors.of(first, of_first, of_first), _Factors.of(second, of_second, of_second)
 
 
-def _quantize(rt: Runtime, target: Any, source: Any, quantizer: Quantizer, slot: int) -> None:
-    """Cast a native tensor in 16 bits to one in fp8, whose scale is computed in the slot in the first step."""
-    factors = _Factors.of(quantizer, slot, slot)
+def _quantize(rt: Runtime, pairs: Sequence[tuple[Any, Any]], quantizer: Quantizer, slots: Sequence[int]) -> None:
+    """Cast [(fp8, 16-bit)], one pair or three, under one scale; in the first step it is computed in slots[0]."""
     if quantizer.kind == "current":
-        rt.te.compute_amax(source, _float8(rt, 0, (0,), factors), rt.stream)
-        factors.set_scale(rt, slot)
-    rt.te.quantize(source, target, rt.stream)
+        of_each = [_Factors.of(quantizer, slot, slot) for slot in slots]
+        for (_, source), factors in zip(pairs, of_each, strict=False):
+            rt.te.compute_amax(source, _float8(rt, 0, (0,), factors), rt.stream)
+        if len(pairs) > 1:
+            scaling.raise_amaxes(rt.te, rt.stream, slots[1], slots[0], slots[2], slots[0])
+        of_each[0].set_scale(rt, slots[0])
+    for target, source in pairs:
+        rt.te.quantize(source, target, rt.stream)
     if quantizer.statistics_ptr:
+        _count(rt, [source for _, source in pairs], _Factors.of(quantizer, slots[0], slots[0]), quantizer)
+
+
+def _count(rt: Runtime, sources: Iterable[Any], factors: _Factors, quantizer: Quantizer) -> None:
+    """Add 16-bit tensors that were cast under one scale to a step's statistics."""
+    for source in sources:
         form = Form(source.dtype, FP8[quantizer.dtype])
         sizes = math.prod(source.shape[:-1]), source.shape[-1]
         given = source.data_ptr, factors.scale_ptr, quantizer.statistics_ptr, *sizes, form
@@ -221,6 +237,11 @@ def _run_with_amaxes(
     run()
     (first, second), (of_first, of_second) = results, quantizers
     scaling.raise_amaxes(rt.te, rt.stream, first.amax_ptr, of_first.amax_ptr, second.amax_ptr, of_second.amax_ptr)
+
+
+def deterministic() -> bool:
+    """Read TE's own switch: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 asks cuDNN for a backward without atomics."""
+    return os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
 
 
 def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from paddle_te.native import experts, rmsnorm
-from paddle_te.ops.te.recording import Quantizer, RecordedQuantizer
+from paddle_te.ops.te.recording import RecordedQuantizer
 from paddle_te.ops.te.runtime import Runtime
 
 BLACKWELL = (10, 0)  # from here on TE's functions compute the sigmoid differently, and are fast enough
@@ -42,8 +42,8 @@ def cast() -> bool:
     return True
 
 
-def rotation_cast(quantizer: Quantizer) -> bool:
-    """Say whether q, k and v are cast to fp8 in the pass that norms, rotates and centres. quantizer: theirs."""
+def rotation_cast(quantizer: RecordedQuantizer) -> bool:
+    """Say whether q, k and v are cast to fp8 in the pass that norms and rotates q and k. quantizer: theirs."""
     return quantizer.kind == "delayed" and quantizer.dtype == "e4m3"
 
 

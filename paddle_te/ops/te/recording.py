@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from paddle import Tensor
 
@@ -264,32 +264,6 @@ class QuantizerSpec(NamedTuple):
 def _share_amaxes(tp: Any, amax_group: Any) -> bool:
     """Return whether all tensor parallel ranks are in the group. tp: None for one rank."""
     return tp is None or {*tp.group.ranks} <= {*amax_group.ranks}
-
-
-class Quantizer(Protocol):
-    """A `fp8` Quantizer, or what stands for one while an op is recorded."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def scale_ptr(self) -> int: ...
-    @property
-    def amax_ptr(self) -> int: ...
-    @property
-    def scale_inv_ptr(self) -> int: ...
-    @property
-    def statistics_ptr(self) -> int: ...
-
-
-class QuantizersOfOne(Protocol):
-    """The quantizers of a tensor and of its gradient."""
-
-    @property
-    def input(self) -> Quantizer: ...
-    @property
-    def grad_output(self) -> Quantizer: ...
 
 
 @dataclass(slots=True)

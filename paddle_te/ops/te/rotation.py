@@ -10,18 +10,20 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from paddle_te.native import centring, rope
 from paddle_te.native import qk_norm as native_norm
-from paddle_te.native.centring import Means
-from paddle_te.native.rope import Target
+from paddle_te.native import rope
 from paddle_te.native.rotation_cast import Float8Heads, rotation_cast
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads
 from paddle_te.ops.interface import Ranks
 from paddle_te.ops.te import kernel_choice, runtime
-from paddle_te.ops.te.core_attention import AttentionSizes, sizes_of
+from paddle_te.ops.te.core_attention import (
+    AttentionSizes,
+    Target,
+    sizes_of,
+)
 from paddle_te.ops.te.float8_attention import Float8QKV
-from paddle_te.ops.te.recording import QuantizersOfOne
+from paddle_te.ops.te.recording import RecordedQuantizers
 from paddle_te.ops.te.runtime import (
     FLOAT32,
     Memory,
@@ -83,7 +85,7 @@ class Rotation:
 
     def _geometry(self, heads: AttentionSizes) -> rope.Geometry:
         width = None if self.freqs is None else self.freqs.shape[-1]
-        return heads.geometry(rope.Turn(width, self.settings.interleaved, self.settings.factor))
+        return rope.Geometry(*heads.rope, rope.Turn(width, self.settings.interleaved, self.settings.factor))
 
     @property
     def _norm(self) -> native_norm.QKNorm:
@@ -104,51 +106,32 @@ class Rotation:
         """Return whether cuDNN takes q, k and v where the projection has put them."""
         return self.freqs is None and self.q_weight is None and heads.packed
 
-    def forward(self, rt: Runtime, heads: AttentionSizes, source: Target, target: Target) -> None:
-        """Write normed and rotated q and k, and v.
+    def forward(self, rt: Runtime, heads: AttentionSizes, qkv: Memory, target: Target) -> None:
+        """Write normed and rotated q and k, and v. target: the address of one buffer, or those of three."""
+        given = rt.te, rt.stream, qkv.data_ptr()
+        if self.q_weight is not None:
+            sums = self._sums(rt, heads, None, qkv.data_ptr())
+            at = 0 if sums is None else sums.data_ptr()
+            self._norm.forward(*given, target, self._angles, self._geometry(heads), at)
+        else:
+            rope.rotate(*given, target, self._angles, self._geometry(heads))
 
-        source, target: the address of one buffer, or those of three; norms read one buffer.
-        """
-        if self.q_weight is None:
-            rope.rotate(rt.te, rt.stream, source, target, self._angles, self._geometry(heads))
-            return
-        assert isinstance(source, int)
-        sums = self._sums(rt, heads, None, source)
-        at = 0 if sums is None else sums.data_ptr()
-        self._norm.forward(rt.te, rt.stream, source, target, self._angles, self._geometry(heads), at)
-
-    def forward_centred(self, rt: Runtime, heads: AttentionSizes, source: Target, target: Target, means: Means) -> None:
-        """Write the same with k and v less their means over a sequence's tokens, and the means themselves."""
-        self.forward(rt, heads, source, target)
-        UNCHANGED.fill_means(rt, heads, target, means)
-        means.subtract(rt.te, rt.stream, target, heads.geometry(rope.WHOLE))
-
-    def casts(self, quantizers: Sequence[QuantizersOfOne]) -> bool:
-        """Return whether `forward_in_fp8` may replace `forward_centred` and a cast. quantizers: attention's."""
+    def casts(self, heads: AttentionSizes, quantizers: Sequence[RecordedQuantizers]) -> bool:
+        """Return whether `forward_in_fp8` is there instead of `forward` and a cast. quantizers: attention's."""
         of_qkv = quantizers[0].input
         counts = of_qkv.statistics_ptr  # which the kernel does not
-        return not self.settings.over_all and not counts and kernel_choice.rotation_cast(of_qkv)
+        at_once = not self.stays(heads) and not self.settings.over_all and not counts
+        return at_once and kernel_choice.rotation_cast(of_qkv)
 
-    def forward_in_fp8(
-        self, rt: Runtime, heads: AttentionSizes, source: Target, target: Float8QKV, means: Means
-    ) -> None:
-        """Write what `forward_centred` does, in fp8 and in one pass behind that for the means."""
-        self.fill_means(rt, heads, source, means)
-        _, *factors = target.factors
-        q, k, v = (native.data_ptr for native in (target.q, target.k, target.v))
-        float8 = Float8Heads(q, k, v, target.strides, *factors)
-        given = float8, self._norm_of_heads, self._angles, means, self._geometry(heads)
-        rotation_cast(rt.te, rt.stream, source, *given)
-
-    def fill_means(self, rt: Runtime, heads: AttentionSizes, source: Target, means: Means) -> None:
-        """Compute the means of normed and rotated k, and of v."""
-        geometry = self._geometry(heads)
-        partials = rt.empty([centring.partial_bytes(means.sequence, geometry)], paddle.uint8)
-        means.fill(rt.te, rt.stream, source, partials.data_ptr(), self._norm_of_heads, self._angles, geometry)
-
-    @property
-    def _norm_of_heads(self) -> native_norm.QKNorm | None:
-        return None if self.q_weight is None else self._norm
+    def forward_in_fp8(self, rt: Runtime, heads: AttentionSizes, qkv: Memory, target: Float8QKV) -> None:
+        """Write normed and rotated q and k, and v, in fp8."""
+        addresses, (*_, h, d), (*_, h_kv, _) = (target.q, target.k, target.v), heads.q, heads.kv
+        strides = (heads.width,) * 3 if heads.packed else (h * d, h_kv * d, h_kv * d)
+        _, scale, amax, scale_inv = target.factors
+        q, k, v = (native.data_ptr for native in addresses)
+        float8 = Float8Heads(q, k, v, strides, scale, amax, scale_inv)
+        norm = None if self.q_weight is None else self._norm
+        rotation_cast(rt.te, rt.stream, qkv.data_ptr(), float8, norm, self._angles, self._geometry(heads))
 
     def backward(self, rt: Runtime, heads: AttentionSizes, grads: Target, qkv: Memory, dqkv: Memory) -> tuple[Any, Any]:
         """Fill dqkv, and return the gradients of the norm's weights, or None for what wants none.
@@ -177,9 +160,6 @@ class Rotation:
         return None if self.q_weight.stop_gradient else dq, None if self.k_weight.stop_gradient else dk
 
 
-UNCHANGED = Rotation(None, None, None, RotationSettings(None, False, False, False, 1, 1.0))
-
-
 class _RotaryQKV(PyLayer):
     @staticmethod
     def forward(
@@ -195,7 +175,7 @@ class _RotaryQKV(PyLayer):
         rt, rotation = runtime.current(), Rotation(freqs, q_weight, k_weight, settings, tp)
         q = rt.empty(list(heads.q), heads.dtype)
         k, v = (rt.empty(list(heads.kv), heads.dtype) for _ in range(2))
-        rotation.forward(rt, heads, qkv.data_ptr(), (q.data_ptr(), k.data_ptr(), v.data_ptr()))
+        rotation.forward(rt, heads, qkv, (q.data_ptr(), k.data_ptr(), v.data_ptr()))
         # without a norm backward reads nothing of qkv
         ctx.saved = rotation, heads, not qkv.stop_gradient, None if q_weight is None else qkv
         return q, k, v

@@ -154,19 +154,24 @@ def test_linear_is_deterministic_and_without_unneeded_gradients(seed):
 
 
 def attention_in_numpy(q, k, v, dout, scale, cast, in_fp8=True):
-    """(out, dq, dk, dv) in float64, written down from TE's fused_attn_fp8.cu and cudnn-frontend's sdpa_fp8*.h, with
-    keys and values centred as Attention.quantizers of paddle_te/ops/heads.py says.
+    """(out, dq, dk, dv) in float64, written down from TE's fused_attn_fp8.cu and cudnn-frontend's sdpa_fp8*.h.
 
     [b, s, h, d], as many heads for all. cast(name, x): x rounded as that tensor. in_fp8: backward as well.
     """
-    k_mean, v_mean = (value.mean(1, keepdims=True) for value in (k, v))
-    x = {name: cast("qkv", value) for name, value in dict(q=q, k=k - k_mean, v=v - v_mean).items()}
-    scores = np.einsum("bqhd,bkhd->bhqk", x["q"], x["k"]) * scale
-    softmax = np.exp(np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf))
-    softmax /= softmax.sum(-1, keepdims=True)
+    x = {name: cast("qkv", value) for name, value in dict(q=q, k=k, v=v).items()}
+
+    def softmax_of(q, k, statistics=None):
+        scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+        if statistics is None:
+            statistics = np.log(np.exp(scores).sum(-1, keepdims=True))
+        return np.exp(scores - statistics), statistics
+
+    softmax, statistics = softmax_of(x["q"], x["k"])
     out = cast("o", np.einsum("bhqk,bkhd->bqhd", cast("s", softmax), x["v"]))
     if not in_fp8:
-        cast = lambda _, value: value  # noqa: E731
+        x, cast = dict(q=q, k=k, v=v), lambda _, value: value
+        softmax, _ = softmax_of(q, k, statistics)
     dout = cast("do", dout)
     dsoftmax = np.einsum("bqhd,bkhd->bhqk", dout, x["v"])
     correction = np.einsum("bqhd,bqhd->bhq", dout, out)[..., None]
@@ -174,7 +179,7 @@ def attention_in_numpy(q, k, v, dout, scale, cast, in_fp8=True):
     dq = np.einsum("bhqk,bkhd->bqhd", dscores, x["k"])
     dk = np.einsum("bhqk,bqhd->bkhd", dscores, x["q"])
     dv = np.einsum("bhqk,bqhd->bkhd", cast("s", softmax), dout)
-    return out + v_mean, *(cast("dqkv", gradient) for gradient in (dq, dk, dv))
+    return out, *(cast("dqkv", gradient) for gradient in (dq, dk, dv))
 
 
 @pytest.mark.parametrize("recipe", [
@@ -190,11 +195,9 @@ def test_attention(recipe, seed, steps):
     """
     generator, shape = np.random.default_rng(seed), [2, 24, 3, 16]
     values = [generator.standard_normal(shape).astype("float32") for _ in range(4)]
-    for x in values[1:3]:
-        x += generator.standard_normal([2, 1, 3, 16]).astype("float32")
     # The first token's output is its v, which is rounded to fp8 already. As the greatest number it would give the
     # output a scale under which others lie exactly between two fp8 numbers: float32 and float64 round them differently.
-    values[2][:, 0] = values[2][:, 1:].mean(1) + 0.01 * values[0][:, 0]
+    values[2][:, 0] *= 0.01
     layer = paddle.nn.Layer()
     layer.fp8 = scaling = ModuleScaling.of_attention(fp8.amax_and_scale_update)
     for _ in range(steps):
@@ -225,11 +228,10 @@ def test_attention(recipe, seed, steps):
     distance = lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b)  # noqa: E731
     for mine, rounded, exact in zip(got, want, plain, strict=True):
         own = distance(rounded, exact)
-        # 40 seeds: 0.017 (dv with a backward in 16 bits) to 0.118. Mine at most 0.003 of it away, but in rare seeds,
-        # with such numbers among its gradients, 0.103. A rounding that is missing: at least 0.47
+        # 150 seeds: 0.019 (dv of what is not in fp8 backward) to 0.126. Mine at most 0.026 of it away, but 0.103 in one
+        # seed of eighty, with such numbers among its gradients. A rounding that is missing: at least 0.47
         assert 0.005 < own < 0.25 and distance(mine, rounded) < 0.25 * own, (own, distance(mine, rounded))
-    centred = values[0], *(x - x.mean(1, keepdims=True) for x in values[1:3])
-    assert scale_of["s"] == 448 and scale_of["qkv"] == pytest.approx(448 / max(np.abs(x).max() for x in centred), 1e-5)
+    assert scale_of["s"] == 448 and scale_of["qkv"] == np.float32(448) / np.float32(np.abs(values[:3]).max())
 
 
 def test_attention_shares_kv_heads(seed):

@@ -5,7 +5,6 @@ tests/gpu/test_layers.py asks the same of the real library on a GPU.
 
 from types import SimpleNamespace
 
-import numpy as np
 import paddle
 import pytest
 
@@ -42,7 +41,7 @@ def test_16_bits(seed, kind, kv_heads):
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("kind", ["qk_norm_zero_centered", "rotation_interleaved_of_a_part", "dot_product_attention"])
+@pytest.mark.parametrize("kind", ["qk_norm_zero_centered", "rotation_interleaved_of_a_part"])
 def test_rotation_and_cast_in_one_pass(seed, monkeypatch, kind, kv_heads):
     layer_cases.check_rotation_cast("cpu", monkeypatch, kind, kv_heads, seed)
 
@@ -118,16 +117,9 @@ def test_fp8_attention_in_the_first_step(seed, kind):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fp8_attention_rounds_what_the_emulation_rounds(seed, steps):
-    """Closer to it than either is to the truth: a rounding that is missing, or one too many, shows.
-
-    Keys and values are such that bf16 holds them, their means, and their differences from these. The first of them are
-    their means, because of exact ties: see test_attention in tests/unit/fp8/test_emulation.py.
-    """
+    """Closer to it than either is to the truth: a rounding that is missing, or one too many, shows."""
     values, inputs, grads, _ = case("dot_product_attention", 4, 2, 2, 64, seed, 128)
-    for x in inputs[1:]:
-        half = np.round(8 * x[:, :32]) / 8
-        half[:, 0] = 0
-        x[:] = np.concatenate([half, -half], 1) + np.random.default_rng(seed).choice([-0.5, 0.25, 0.5], [2, 1, 2, 128])
+    inputs[2][:, 0] /= 128  # else exact ties: see test_attention in tests/unit/fp8/test_emulation.py
     truth = run(make("dot_product_attention", 4, 2, 128, backend="paddle")[0], values, inputs, grads, "float32")
     for recipe in ATTENTION.values():
         paddle_layer, _ = make("dot_product_attention", 4, 2, 128, backend="paddle")

@@ -1,10 +1,9 @@
-"""The kernel that norms, rotates, centres and casts q, k and v: its source on the CPU against NumPy."""
+"""The kernel that norms, rotates and casts q, k and v: its source on the CPU against the kernels that do so apart."""
 
 import numpy as np
 import pytest
 
 from paddle_te.native import DType, qk_norm, rope, rotation_cast
-from paddle_te.native.centring import Means
 from tests.unit.native.cuda_on_cpu import address, aligned
 from tests.unit.native.rotations import draw_angles, rotated, split
 
@@ -25,7 +24,7 @@ def e4m3_of(codes):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_it_casts_centred_heads(on_cpu, seed, options, packed):
+def test_it_casts_what_the_others_write(on_cpu, seed, options, packed):
     b, s, heads, kv_heads, d, width = 2, 5, 6, 2, 32, 24
     random, turn = np.random.default_rng(seed), rope.Turn(width, bool(options[0]), 1.25)
     angles, qkv = draw_angles(random, s, width), aligned((b, s, heads + 2 * kv_heads, d))
@@ -39,13 +38,10 @@ def test_it_casts_centred_heads(on_cpu, seed, options, packed):
     scale, amax, scale_inv = factors = [np.array([value], "float32") for value in (37.5, 0.5, np.nan)]
     sizes = [n * d for n in (heads, kv_heads, kv_heads)]
     starts = np.cumsum([0, *sizes])[:3] * (1 if packed else b * s)
-    places = *(address(codes) + int(start) for start in starts), (sum(sizes),) * 2 if packed else tuple(sizes[:2])
-    means = aligned((b, 2, kv_heads, d))
-    means[:] = random.standard_normal(means.shape)
+    places = *(address(codes) + int(start) for start in starts), (sum(sizes),) * 3 if packed else tuple(sizes)
     target = rotation_cast.Float8Heads(*places, *map(address, factors))
     geometry = rope.Geometry(b * s, s, heads, kv_heads, d, DType.FLOAT32, turn)
-    given = target, norm, address(angles), Means(address(means), s), geometry
-    rotation_cast.rotation_cast(on_cpu, on_cpu, address(qkv), *given)
+    rotation_cast.rotation_cast(on_cpu, on_cpu, address(qkv), target, norm, address(angles), geometry)
 
     if packed:
         got = np.split(codes.reshape(b * s, -1), np.cumsum(sizes)[:2], 1)
@@ -55,8 +51,7 @@ def test_it_casts_centred_heads(on_cpu, seed, options, packed):
     if norm:
         root = [np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) for x in normed]
         normed = [x / r * (1 + weight) for x, r, weight in zip(normed, root, weights, strict=True)]
-    q, k = (rotated(x, angles, 1, turn) for x in normed)
-    want = [q, *(x - means[:, i, None] for i, x in enumerate((k, v)))]
+    want = [*(rotated(x, angles, 1, turn) for x in normed), v]
     greatest = max(np.abs(x).max() for x in want)
     assert amax == pytest.approx(greatest, rel=1e-5) and scale_inv == np.float32(1) / scale
     for x, found in zip(want, got, strict=True):
