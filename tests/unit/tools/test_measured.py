@@ -65,7 +65,7 @@ def test_the_planner_has_what_was_measured():
 
 def test_there_are_points_of_each_kind():
     layouts = [point.layout for point in POINTS]
-    assert {layout.pp for layout in layouts} == {1, 2} and {point.gpu for point in POINTS} == {"h100", "h200"}
+    assert {layout.pp for layout in layouts} == {1, 2, 4} and {point.gpu for point in POINTS} == {"h100", "h200"}
     assert {layout.world for layout in layouts} == {1, 2, 4} and {layout.tp for layout in layouts} == {1, 2}
     assert {layout.recomputed for layout in layouts} == {"none", "full"}
     assert {layout.precision for layout in layouts} == {"bf16", "fp8"}
