@@ -86,21 +86,21 @@ class Form(NamedTuple):
         )
 
 
-def launch(
-    te: Shim,
-    stream: Stream,
-    name: str,
-    file: str,
-    form: Form,
-    tiling: Tiling,
-    sizes: Sequence[tuple[int, int]],
-    arguments: Iterable[int],
-    more: Mapping[str, str | int],
-) -> None:
-    """Run the kernel `name` on Sources of `sizes` [(rows, columns)].
+class CastKernel(NamedTuple):
+    """A kernel that casts. more: macros that its file is compiled with beside the Form's `defines`."""
 
-    more: macros that the file is compiled with beside the Form's `defines`.
-    """
+    name: str
+    file: str
+    form: Form
+    tiling: Tiling
+    more: Mapping[str, str | int]
+
+
+def launch(
+    te: Shim, stream: Stream, cast: CastKernel, sizes: Sequence[tuple[int, int]], arguments: Iterable[int]
+) -> None:
+    """Run the kernel on Sources of `sizes` [(rows, columns)]."""
+    name, file, form, tiling, more = cast
     compiled = kernel(name, file, stream.capability, **form.defines(name, tiling), **more)
     width = VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
     blocks = sum([-(-rows // tiling.tile_rows) * -(-columns // width) for rows, columns in sizes])
@@ -117,9 +117,9 @@ def cast_transpose(
 
     dtype, float8: a Form's.
     """
-    kernel = "cast_transpose", "cast.cu", Form(dtype, float8), CAST_TILING
-    arguments = x, *target.arguments, rows, cols
-    launch(te, stream, *kernel, [(rows, cols)], arguments, {"MATRICES": 1, **target.defines})
+    defines = {"MATRICES": 1, **target.defines}
+    cast = CastKernel("cast_transpose", "cast.cu", Form(dtype, float8), CAST_TILING, defines)
+    launch(te, stream, cast, [(rows, cols)], (x, *target.arguments, rows, cols))
 
 
 def cast_transpose_both(
@@ -134,6 +134,7 @@ def cast_transpose_both(
 
     first, second: (x, target, rows, cols) of each.
     """
-    kernel, both = ("cast_transpose_both", "cast.cu", Form(dtype, float8), CAST_TILING), (first, second)
+    both = first, second
+    cast = CastKernel("cast_transpose_both", "cast.cu", Form(dtype, float8), CAST_TILING, {"MATRICES": 2})
     arguments = [number for x, target, *size in both for number in (x, *target.arguments, *size)]
-    launch(te, stream, *kernel, [(rows, cols) for _, _, rows, cols in both], arguments, {"MATRICES": 2})
+    launch(te, stream, cast, [(rows, cols) for _, _, rows, cols in both], arguments)

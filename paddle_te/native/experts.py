@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paddle_te.native import casts
-from paddle_te.native.casts import CastTarget, Form, Tiling
+from paddle_te.native.casts import CastKernel, CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, kernel
 
@@ -139,9 +139,10 @@ def cast_transpose(
 ) -> None:
     """Cast Rows to fp8, each expert's matrix with its transposed copy. target: a casts.CastTarget, whose scale_inv is
     not written; scale_inv: float32 [experts], all 1 / scale. dtype, float8: a Form's."""
-    kernel = "experts_cast_transpose", "experts_cast.cu", Form(dtype, float8), CAST_TILING
+    form = Form(dtype, float8)
+    cast = CastKernel("experts_cast_transpose", "experts_cast.cu", form, CAST_TILING, target.defines)
     given = *rows[:3], *target._replace(scale_inv=scale_inv).arguments, *rows[3:7]
-    casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, target.defines)
+    casts.launch(te, stream, cast, [(rows.rows, rows.columns)], given)
 
 
 def swiglu_cast_transpose(
@@ -172,8 +173,8 @@ def _activate(
     (name, tiling), gradient = kind, int(dy != 0)
     written = target._replace(scale_inv=scale_inv).arguments
     given = dy, rows.x, prob_of, rows.begins, *written, shares, rows.experts, rows.rows, rows.columns
-    kernel, more = (name, "experts_swiglu.cu", form, tiling), {"GRADIENT": gradient, **target.defines}
-    casts.launch(te, stream, *kernel, [(rows.rows, rows.columns)], given, more)
+    cast = CastKernel(name, "experts_swiglu.cu", form, tiling, {"GRADIENT": gradient, **target.defines})
+    casts.launch(te, stream, cast, [(rows.rows, rows.columns)], given)
 
 
 def shares_of_row(columns: int, dtype: int) -> int:

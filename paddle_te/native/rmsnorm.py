@@ -4,11 +4,13 @@ One is of the rows' statistics (kernels/rmsnorm_statistics.cu), one of the norm 
 x is read twice, what is written is in fp8.
 
 Addresses and sizes are as in `casts`. The results have the bits of TE's functions for hidden sizes for which these have
-kernels of their own, see `takes`. gamma: x's dtype, [hidden]; 1 + gamma with zero_centered. rsigma: float32 [rows].
+kernels of their own, see `takes`.
 """
 
+from typing import NamedTuple
+
 from paddle_te.native import casts
-from paddle_te.native.casts import CastTarget, Form, Tiling
+from paddle_te.native.casts import CastKernel, CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
 from paddle_te.native.kernels import ELEMENTS, float32_bits, kernel
 from paddle_te.native.types import DType
@@ -19,30 +21,34 @@ CAST_TILING = Tiling(128, 8, 6)
 _WARPS_OF_BLOCK = 4
 
 
+class RMSNorm(NamedTuple):
+    """A norm of x [rows, hidden].
+
+    x, gamma, rsigma: addresses. gamma: x's dtype, [hidden]; 1 + gamma with zero_centered. rsigma: float32 [rows].
+    """
+
+    x: int
+    gamma: int
+    rsigma: int
+    rows: int
+    hidden: int
+    dtype: int
+    epsilon: float
+    zero_centered: bool
+
+
 def takes(hidden: int, dtype: int) -> bool:
     """Return whether these functions have TE's bits."""
     return hidden in WARPS and dtype in (DType.BFLOAT16, DType.FLOAT16)
 
 
-def statistics(
-    te: Shim,
-    stream: Stream,
-    x: int,
-    gamma: int,
-    rsigma: int,
-    amax: int,
-    copy: int,
-    rows: int,
-    hidden: int,
-    dtype: int,
-    epsilon: float,
-    zero_centered: bool,
-) -> None:
+def statistics(te: Shim, stream: Stream, norm: RMSNorm, amax: int = 0, copy: int = 0) -> None:
     """Write rsigma = 1 / sqrt(mean(x²) + epsilon) of each row.
 
     amax: the address of a number that is raised to the greatest magnitude of the norm, rounded to dtype, as if that had
     been stored; 0 for none. copy: where x is written a second time, of x's dtype and size; 0 for nowhere.
     """
+    x, gamma, rsigma, rows, hidden, dtype, epsilon, zero_centered = norm
     element, warps = ELEMENTS[dtype][0], WARPS[hidden]
     options = dict(ELEMENT=element, HIDDEN=hidden, WARPS=warps, NAME="rmsnorm_statistics")
     compiled = kernel("rmsnorm_statistics", "rmsnorm_statistics.cu", stream.capability, **options)
@@ -54,22 +60,18 @@ def statistics(
 def cast_transpose(
     te: Shim,
     stream: Stream,
-    x: int,
-    gamma: int,
-    rsigma: int,
+    norm: RMSNorm,
     target: CastTarget,
-    rows: int,
-    hidden: int,
-    dtype: int,
     float8: int,
-    zero_centered: bool,
     rounded: bool = False,
     plain: int = 0,
 ) -> None:
     """Write x · rsigma · gamma, cast to fp8 with its transposed copy.
 
-    dtype, float8, rounded: a Form's. plain: where it is also written in x's dtype; 0 for nowhere.
+    float8, rounded: a Form's. plain: where it is also written in x's dtype; 0 for nowhere.
     """
-    cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
+    x, gamma, rsigma, rows, hidden, dtype, _, zero_centered = norm
+    defines, form = {"PLAIN": int(plain != 0)} | target.defines, Form(dtype, float8, rounded)
+    cast = CastKernel("rmsnorm_cast_transpose", "rmsnorm_cast.cu", form, CAST_TILING, defines)
     arguments = x, gamma, rsigma, plain, *target.arguments, rows, hidden, zero_centered
-    casts.launch(te, stream, *cast, [(rows, hidden)], arguments, {"PLAIN": int(plain != 0)} | target.defines)
+    casts.launch(te, stream, cast, [(rows, hidden)], arguments)

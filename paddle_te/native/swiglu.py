@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paddle_te.native import casts
-from paddle_te.native.casts import CastTarget, Form, Tiling
+from paddle_te.native.casts import CastKernel, CastTarget, Form, Tiling
 from paddle_te.native.interface import Shim, Stream
 
 NAMES = {"SwiGLU": "swiglu_cast_transpose", "DSwiGLU": "dswiglu_cast_transpose"}  # of the kernels, by their function
@@ -34,23 +34,20 @@ class More(NamedTuple):
         return dict(STORED=stored, PLAIN=int(self.plain != 0), AGAIN=int(self.again != 0))
 
 
+NOTHING_MORE = More()
+
+
 def swiglu_cast_transpose(
     te: Shim,
     stream: Stream,
     z: int,
     target: CastTarget,
-    rows: int,
-    cols: int,
-    dtype: int,
-    float8: int,
-    rounded: bool = False,
-    more: More | None = None,
+    shape: tuple[int, int],
+    form: Form,
+    more: More = NOTHING_MORE,
 ) -> None:
-    """Write y = silu(gate) · up, [rows, cols], cast to fp8 with its transposed copy.
-
-    dtype, float8, rounded: a Form's.
-    """
-    _launch(te, stream, "SwiGLU", 0, z, target, rows, cols, Form(dtype, float8, rounded), more or More())
+    """Write y = silu(gate) · up, of `shape` [rows, cols], cast to fp8 with its transposed copy."""
+    _launch(te, stream, "SwiGLU", (0, z), target, shape, form, more)
 
 
 def dswiglu_cast_transpose(
@@ -59,31 +56,26 @@ def dswiglu_cast_transpose(
     dy: int,
     z: int,
     target: CastTarget,
-    rows: int,
-    cols: int,
-    dtype: int,
-    float8: int,
-    rounded: bool = False,
-    more: More | None = None,
+    shape: tuple[int, int],
+    form: Form,
+    more: More = NOTHING_MORE,
 ) -> None:
-    """Write the gradient of z, [rows, 2 cols], from dy [rows, cols]; the rest as `swiglu_cast_transpose`."""
-    _launch(te, stream, "DSwiGLU", dy, z, target, rows, cols, Form(dtype, float8, rounded), more or More())
+    """Write the gradient of z, [rows, 2 cols], from dy of `shape`; the rest as `swiglu_cast_transpose`."""
+    _launch(te, stream, "DSwiGLU", (dy, z), target, shape, form, more)
 
 
 def _launch(
     te: Shim,
     stream: Stream,
     function: str,
-    dy: int,
-    z: int,
+    read: tuple[int, int],
     target: CastTarget,
-    rows: int,
-    cols: int,
+    shape: tuple[int, int],
     form: Form,
     more: More,
 ) -> None:
-    arguments = dy, z, more.stored, more.again, more.plain, *target.arguments, rows, cols
-    kernel = NAMES[function], "swiglu.cu", form, TILINGS[function]
-    casts.launch(
-        te, stream, *kernel, [(rows, cols)], arguments, {"FUNCTION": function} | more.defines(z) | target.defines
-    )
+    """Run the kernel of a function. read: dy, 0 where it has none, and z."""
+    defines = {"FUNCTION": function} | more.defines(read[1]) | target.defines
+    cast = CastKernel(NAMES[function], "swiglu.cu", form, TILINGS[function], defines)
+    arguments = *read, more.stored, more.again, more.plain, *target.arguments, *shape
+    casts.launch(te, stream, cast, [shape], arguments)

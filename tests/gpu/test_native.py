@@ -237,13 +237,14 @@ def test_our_rmsnorm_has_te_s_bits(te, stream, hidden, rows, dtype, zero_centere
         te.compute_scale_from_amax(want.native, stream)
         te.quantize(output, want.native, stream)
     amax, copy = got.factors.data_ptr() + 4 if current else 0, poisoned(*shape, dtype=dtype)
-    operands = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr()
-    rmsnorm.statistics(te, stream, *operands, amax, copy.data_ptr(), *shape, DTYPES[dtype], epsilon, zero_centered)
+    places = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr()
+    norm = rmsnorm.RMSNorm(*places, *shape, DTYPES[dtype], epsilon, zero_centered)
+    rmsnorm.statistics(te, stream, norm, amax, copy.data_ptr())
     if current:
         te.compute_scale_from_amax(got.native, stream)
-    options, plain = (DTYPES[dtype], E4M3, zero_centered, current), poisoned(*shape, dtype=dtype)
+    plain = poisoned(*shape, dtype=dtype)
     of_plain = plain.data_ptr() if current else 0  # the library has stored `normed` then
-    rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options, of_plain)
+    rmsnorm.cast_transpose(te, stream, norm, got.target, E4M3, current, of_plain)
     assert torch.equal(rsigma, want_rsigma) and torch.equal(copy, x) and (not current or torch.equal(plain, normed))
     check_equal(got, want)
 
@@ -406,8 +407,8 @@ def cast_swiglu(te, stream, name, dy, z, out, target=None, rounded=False):
     target = target or out.target
     inputs = [z.data_ptr()] if name == "swiglu" else [dy.data_ptr(), z.data_ptr()]
     cast = getattr(swiglu, f"{name}_cast_transpose")
-    float8 = DType(out.native.dtype)
-    cast(te, stream, *inputs, target, *dy.shape, DTYPES[z.dtype], float8, rounded)
+    form = casts.Form(DTYPES[z.dtype], DType(out.native.dtype), rounded)
+    cast(te, stream, *inputs, target, tuple(dy.shape), form)
 
 
 def check_equal(got, want):

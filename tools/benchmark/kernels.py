@@ -172,9 +172,10 @@ def norm(bench, size, scaling, copies=False):
     x, gamma, normed = bench.random(*shape), bench.random(size.hidden), paddle.empty(list(shape), "bfloat16")
     # each way has statistics of its own, which lie in one tensor
     rsigma = paddle.empty([2, size.tokens], "float32")
-    addresses = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr() + 4 * size.tokens
+    addresses, epsilon = (x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr() + 4 * size.tokens), 1e-5
+    ours = rmsnorm.RMSNorm(*addresses, *shape, bench.dtype, epsilon, zero_centered=False)
     statistics = te.Tensor(rsigma.data_ptr(), (size.tokens,), int(bench.float32))
-    inputs, stored, epsilon = (bench.native(x), bench.native(gamma)), bench.native(normed), 1e-5
+    inputs, stored = (bench.native(x), bench.native(gamma)), bench.native(normed)
 
     def compute(kept=normed):
         te.rmsnorm_fwd(*inputs, epsilon, stored, statistics, stream)
@@ -186,10 +187,9 @@ def norm(bench, size, scaling, copies=False):
         if scaling == "delayed" or not target.data:
             amax = 0 if target.data else target.amax
             copy = case.got.copy.data_ptr() if copies else 0
-            rmsnorm.statistics(te, stream, *addresses, amax, copy, *shape, bench.dtype, epsilon, False)
+            rmsnorm.statistics(te, stream, ours, amax, copy)
         if target.data:
-            options = bench.dtype, bench.e4m3, False, scaling == "current"
-            rmsnorm.cast_transpose(te, stream, *addresses, target, *shape, *options)
+            rmsnorm.cast_transpose(te, stream, ours, target, bench.e4m3, scaling == "current")
 
     case = bench.case(scaling, shape, bench.e4m3, x.size * 2, compute, stored, cast, in_one)
     if not copies:
@@ -221,6 +221,7 @@ def _swiglu(bench, size, scaling, float8, name, inputs):
     import paddle
 
     from paddle_te.native import swiglu
+    from paddle_te.native.casts import Form
 
     te, stream = bench.te, bench.stream
     shape = size.tokens, size.ffn * (2 if len(inputs) > 1 else 1)
@@ -236,7 +237,7 @@ def _swiglu(bench, size, scaling, float8, name, inputs):
         to_fp8(*natives, target.native, stream)
 
     def cast(target, kept=inputs):
-        options = size.tokens, size.ffn, bench.dtype, float8, scaling == "current"
+        options = (size.tokens, size.ffn), Form(bench.dtype, float8, scaling == "current")
         getattr(swiglu, f"{name}_cast_transpose")(te, stream, *addresses, target, *options)
 
     read = sum(x.size for x in inputs) * 2

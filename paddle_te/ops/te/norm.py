@@ -123,17 +123,17 @@ class Normed:
         at = pieces.take(self._bytes_of_one)
         self._rsigma = rt.tensor(at, self.x.shape[:1], FLOAT32)
         self.copy = rt.empty(self.tensor.shape, self.dtype) if copies else None
-        operands = rt.te, rt.stream, self.x.memory.data_ptr(), self.weight.data_ptr(), at
+        places = self.x.memory.data_ptr(), self.weight.data_ptr(), at
+        norm = rmsnorm.RMSNorm(*places, *self.x.shape, self.code, eps, zero_centered_gamma)
         copy, of_plain = (0 if tensor is None else tensor.data_ptr() for tensor in (self.copy, plain))
 
         def statistics(amax: int) -> None:
-            rmsnorm.statistics(*operands, amax, copy, *self.x.shape, self.code, eps, zero_centered_gamma)
+            rmsnorm.statistics(rt.te, rt.stream, norm, amax, copy)
 
         def cast(target: CastTarget, rounded: bool) -> None:
             if target.data or target.transposed:
-                of_x, float8 = (*self.x.shape, self.code), FP8[out.quantizer.dtype]
-                options = zero_centered_gamma, rounded or plain is not None
-                rmsnorm.cast_transpose(*operands, target, *of_x, float8, *options, plain=of_plain)
+                options = FP8[out.quantizer.dtype], rounded or plain is not None, of_plain
+                rmsnorm.cast_transpose(rt.te, rt.stream, norm, target, *options)
             else:
                 statistics(target.amax)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from paddle_te.native import DType, casts, swiglu
-from paddle_te.native.casts import CastTarget
+from paddle_te.native.casts import CastTarget, Form
 from paddle_te.native.swiglu import More
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.quantized import FP8, Float8Matrix
@@ -32,9 +32,8 @@ def forward(
     def cast(target: CastTarget, rounded: bool) -> None:
         measures = not (target.data or target.transposed)
         also = more._replace(stored=0) if measures and z else more  # it is stored once
-        rows, cols = out.shape
-        float8 = FP8[out.quantizer.dtype]
-        swiglu.swiglu_cast_transpose(rt.te, rt.stream, z, target, rows, cols, code, float8, rounded, also)
+        form = Form(code, FP8[out.quantizer.dtype], rounded)
+        swiglu.swiglu_cast_transpose(rt.te, rt.stream, z, target, out.shape, form, also)
 
     return out.fill_by(rt, cast)
 
@@ -47,8 +46,8 @@ def backward(rt: Runtime, dact: Matrix, hidden: Matrix | StoredInput, code: int,
     z, more = _input(hidden)
 
     def cast(target: CastTarget, rounded: bool) -> None:
-        options = *dact.shape, code, FP8[out.quantizer.dtype], rounded
-        swiglu.dswiglu_cast_transpose(rt.te, rt.stream, dact.memory.data_ptr(), z, target, *options, more)
+        form = Form(code, FP8[out.quantizer.dtype], rounded)
+        swiglu.dswiglu_cast_transpose(rt.te, rt.stream, dact.memory.data_ptr(), z, target, dact.shape, form, more)
 
     return out.fill_by(rt, cast)
 
@@ -98,7 +97,7 @@ def _fill_plain(
     """Fill both. shape: (rows, cols) of the activation's result."""
     more = more._replace(plain=out.memory.data_ptr())
     if quantized is None:
-        kernel(_NO_FP8, *shape, code, DType.FLOAT8_E4M3, more=more)
+        kernel(_NO_FP8, shape, Form(code, DType.FLOAT8_E4M3), more)
         return
     float8, read = FP8[quantized.quantizer.dtype], out.memory.data_ptr()
 
@@ -106,7 +105,7 @@ def _fill_plain(
         if rounded and (target.data or target.transposed):  # what has been measured, as it was written
             casts.cast_transpose(rt.te, rt.stream, read, target, *out.shape, code, float8)
         else:
-            kernel(target, *shape, code, float8, True, more)
+            kernel(target, shape, Form(code, float8, rounded=True), more)
 
     quantized.fill_by(rt, cast)
 

@@ -76,7 +76,8 @@ def test_swiglu(te, seed, rows, cols):
     memory, plain = stored(z.shape), aligned((rows, cols), NUMPY[BF16])
     out, want = Output((rows, cols), E4M3, 0.7), expected(dy, z)[0]
     more = swiglu.More(memory.ctypes.data, plain.ctypes.data)
-    swiglu.swiglu_cast_transpose(te, te, z.ctypes.data, out.target, rows, cols, BF16, E4M3, more=more)
+    options = (rows, cols), casts.Form(BF16, E4M3)
+    swiglu.swiglu_cast_transpose(te, te, z.ctypes.data, out.target, *options, more)
     np.testing.assert_array_equal(plain, want.astype(plain.dtype))
     np.testing.assert_array_equal(out.data, out.bits(want))
     np.testing.assert_array_equal(out.transposed, out.data.T)
@@ -86,11 +87,10 @@ def test_swiglu(te, seed, rows, cols):
     y, dz = expected(dy, read)
     again, plain = aligned(y.shape, NUMPY[BF16]), aligned(dz.shape, NUMPY[BF16])
     more = swiglu.More(memory.ctypes.data, plain.ctypes.data, again.ctypes.data)
-    options = rows, cols, BF16, E4M3
     nothing = casts.CastTarget(0, 0, 0, 0, 0)
-    swiglu.dswiglu_cast_transpose(te, te, dy.ctypes.data, 0, nothing, *options, more=more)
+    swiglu.dswiglu_cast_transpose(te, te, dy.ctypes.data, 0, nothing, *options, more)
     np.testing.assert_array_equal(plain, dz.astype(plain.dtype))
     np.testing.assert_array_equal(again, y.astype(again.dtype))
     out = Output(y.shape, E4M3, 0.7)
-    swiglu.swiglu_cast_transpose(te, te, 0, out.target, *options, more=swiglu.More(memory.ctypes.data))
+    swiglu.swiglu_cast_transpose(te, te, 0, out.target, *options, swiglu.More(memory.ctypes.data))
     np.testing.assert_array_equal(out.data, out.bits(y))

@@ -25,10 +25,14 @@ def inputs(seed, rows, hidden, mean=0):
     return arrays
 
 
+def norm_of(x, gamma, rsigma, zero_centered):
+    places = address(x), address(gamma), address(rsigma)
+    return rmsnorm.RMSNorm(*places, *x.shape, DType.BFLOAT16, EPSILON, zero_centered)
+
+
 def run_statistics(te, x, gamma, amax=0, zero_centered=False, copy=0):
     rsigma = np.full(x.shape[0], np.nan, np.float32)
-    operands = address(x), address(gamma), address(rsigma), amax, copy
-    rmsnorm.statistics(te, te, *operands, *x.shape, DType.BFLOAT16, EPSILON, zero_centered)
+    rmsnorm.statistics(te, te, norm_of(x, gamma, rsigma, zero_centered), amax, copy)
     return rsigma
 
 
@@ -55,9 +59,8 @@ def test_norm(te, seed, rounded, plain, zero_centered):
     beside = aligned(x.shape, NUMPY[DType.BFLOAT16])
     amax, out = np.zeros(1, np.float32), Output(x.shape, DType.FLOAT8_E4M3, 3)
     rsigma = run_statistics(te, x, gamma, address(amax), zero_centered)
-    operands = address(x), address(gamma), address(rsigma), out.target, *x.shape
-    options = DType.BFLOAT16, DType.FLOAT8_E4M3, zero_centered, rounded
-    rmsnorm.cast_transpose(te, te, *operands, *options, plain=address(beside) if plain else 0)
+    norm, options = norm_of(x, gamma, rsigma, zero_centered), (DType.FLOAT8_E4M3, rounded)
+    rmsnorm.cast_transpose(te, te, norm, out.target, *options, plain=address(beside) if plain else 0)
     factors = gamma.astype(np.float32) + np.float32(zero_centered)
     want = factors * (rsigma[:, None] * x.astype(np.float32))
     stored = want.astype(x.dtype).astype(np.float32)

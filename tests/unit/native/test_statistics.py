@@ -89,7 +89,8 @@ def test_a_kernel_with_two_results(te, seed):
     dy, z = inputs(seed, 80, 96, BF16)
     want, record = expected(dy, z)[1], new_record()
     out = Output(want.shape, E5M2, 2000.0)
-    swiglu.dswiglu_cast_transpose(te, te, dy.ctypes.data, z.ctypes.data, target_of(out, record), *dy.shape, BF16, E5M2)
+    form = casts.Form(BF16, E5M2)
+    swiglu.dswiglu_cast_transpose(te, te, dy.ctypes.data, z.ctypes.data, target_of(out, record), dy.shape, form)
     np.testing.assert_array_equal(out.data, out.bits(want))
     check(record, want, out.scale, E5M2)
 
@@ -101,7 +102,8 @@ def test_a_norm(te, seed):
     rsigma = (random.random(80) + 1).astype(np.float32)
     out = Output(shape, E4M3, 300.0)
     addresses = x.ctypes.data, gamma.ctypes.data, rsigma.ctypes.data
-    rmsnorm.cast_transpose(te, te, *addresses, target_of(out, record), *shape, BF16, E4M3, False)
+    norm = rmsnorm.RMSNorm(*addresses, *shape, BF16, epsilon=0.0, zero_centered=False)
+    rmsnorm.cast_transpose(te, te, norm, target_of(out, record), E4M3)
     values = gamma.astype(np.float32) * (rsigma[:, None] * x.astype(np.float32))
     np.testing.assert_array_equal(out.data, out.bits(values))
     check(record, values, out.scale, E4M3)

@@ -32,11 +32,10 @@ def expected(dy, z):
     return gate * s * up, np.concatenate([(gate * (s * (one - s)) + s) * dy * up, dy * (gate * s)], 1)
 
 
-def run(on_cpu, function, dy, z, target, dtype, float8, **options):
-    rows, cols = dy.shape
+def run(on_cpu, function, dy, z, target, dtype, float8, rounded=False):
     before = (dy.ctypes.data,) if function == "DSwiGLU" else ()
     call = swiglu.dswiglu_cast_transpose if before else swiglu.swiglu_cast_transpose
-    call(on_cpu, on_cpu, *before, z.ctypes.data, target, rows, cols, dtype, float8, **options)
+    call(on_cpu, on_cpu, *before, z.ctypes.data, target, dy.shape, casts.Form(dtype, float8, rounded))
 
 
 def of(function, dy, z):
