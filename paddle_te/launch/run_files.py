@@ -40,10 +40,13 @@ _LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETU
 
 
 def is_run_file(words: list[str]) -> bool:
-    """Return whether a command begins with a run file or the name of a recipe."""
+    """Return whether a command begins with a run file or the name of a recipe, also of one that is misspelt."""
     if not words or words[0].startswith("-"):
         return False
-    return words[0].endswith(".json") or recipes.find(words[0]) is not None
+    name = words[0]
+    if name.endswith(".json") or recipes.find(name) is not None:
+        return True
+    return bool(recipes.like(name)) and not Path(name).expanduser().exists()
 
 
 def as_arguments(job: JobModule, words: list[str], environ: Mapping[str, str]) -> list[str]:
@@ -98,7 +101,9 @@ def _read(name: str) -> dict[str, Any]:
     own = Path(name).expanduser()
     path = own if own.is_file() else recipes.find(name)
     if path is None:
-        raise LaunchError(f"{name}: there is no such file, and no such recipe; paddle-te recipes lists those")
+        alike = " or ".join(recipes.like(name))
+        remedy = f"did you mean {alike}?" if alike else "paddle-te recipes lists those"
+        raise LaunchError(f"{name}: there is no such file, and no such recipe; {remedy}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

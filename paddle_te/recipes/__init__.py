@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ TASKS = {"pretrain": "pretrain", "sft": "finetune", "lora": "finetune", "lora-fp
 CARDS = {"h100": 80, "h200": 141}  # GB, as NVIDIA counts them
 # What a file says of itself; all other keys are a job's arguments
 ABOUT = ("task", "model", "card", "gpus", "tokens_per_second_per_gpu", "measured_in")
+LIKE = 0.8  # difflib's ratio from which a recipe is offered for a wrong name
 COLUMNS = ("recipe", "command", "task", "model", "GPUs", "precision", "layout", "batch × GA × tokens")
 
 
@@ -116,3 +118,8 @@ def find(name: str) -> Path | None:
     """Return the file of a recipe, from its name with or without .json; None where there is no such recipe."""
     stem = name.removesuffix(".json")
     return Recipe(stem).path if stem in names() else None
+
+
+def like(name: str) -> list[str]:
+    """Return at most two recipes whose names differ little from a wrong one, with or without .json."""
+    return get_close_matches(name.removesuffix(".json").lower(), names(), n=2, cutoff=LIKE)

@@ -210,3 +210,14 @@ def test_what_means_nothing_is_refused(values, words, said, file):
 
 def test_an_unknown_file_says_what_lists_the_recipes(file):
     assert "no such recipe; paddle-te recipes lists those" in refusal(pretrain, ["none.json"])
+
+
+@pytest.mark.parametrize("name", ["llama3-8b-8xh100-fp9", "LLama3-8b-8xh100-fp8", "llama3-8b-8h100-fp8.json"])
+def test_a_misspelt_recipe_is_named(name, file):
+    assert "no such recipe; did you mean llama3-8b-8xh100-fp8" in refusal(pretrain, [name])
+
+
+def test_models_and_folders_are_no_misspelt_recipes(file, tmp_path):
+    (tmp_path / "llama3-8b-8xh100").mkdir()  # somebody's model
+    assert not run_files.is_run_file(["llama3-8b-8xh100"])
+    assert not any(run_files.is_run_file([name]) for each in configs.known_names() for name in (each, each.lower()))
