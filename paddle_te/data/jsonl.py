@@ -35,11 +35,16 @@ def parse_line(where: str, line: str | bytes) -> dict[str, Any]:
         escaped = b"\\u" in line if isinstance(line, bytes) else "\\u" in line
         text = json.dumps(record, ensure_ascii=False) if escaped else ""
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: is not JSON: {error}") from error
+        raise ValueError(f"{where}: is not JSON: {reason(error)}") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: is not a JSON object")
     check_text(where, text)
     return record
+
+
+def reason(error: ValueError | RecursionError) -> str:
+    """Return why a line is not JSON. Python's words count lines too, from the line itself."""
+    return f"{error.msg} (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def check_text(where: str, text: str) -> None:

@@ -45,6 +45,7 @@ class Tally:
     kept: int = 0
     cut: int = 0  # after one of the assistant's turns
     dropped: int = 0
+    shortest: int | None = None  # tokens up to the end of the first answer, in the dropped one with fewest
     reworded: str = ""  # where the first conversation stands of which turns are not what they were for their answer
 
     def words(self, max_length: int) -> str:
@@ -151,7 +152,7 @@ class SampleMaker:
 
         They are rendered anew: a template may write a turn differently when it is the last.
         """
-        answers, best = conversation.answers, None
+        answers, best, needed = conversation.answers, None, 0
         low, high = 0, len(answers)
         while low < high:
             middle = (low + high) // 2
@@ -161,8 +162,9 @@ class SampleMaker:
             if len(encoding.ids) <= self.max_length:
                 best, low = (shorter, encoding, rendered.spans), middle + 1
             else:
-                high = middle
+                high, needed = middle, len(encoding.ids)
         if best is None:
+            self.tally.shortest = min(needed, self.tally.shortest or needed)
             return None
         self.tally.cut += 1
         return self.sample(*best)
@@ -191,5 +193,6 @@ def samples_of(paths: list[Path], maker: SampleMaker, limit: int | None = None) 
     """
     samples = list(maker.samples(read_conversations(paths, limit)))
     if not samples and (limit is None or maker.tally.dropped < limit):
-        raise ValueError(f"{paths[0]}: no conversation fits into --max_length {maker.max_length}")
+        needed = f"; the shortest needs {maker.tally.shortest}" if maker.tally.shortest else ""
+        raise ValueError(f"{paths[0]}: no conversation fits into --max_length {maker.max_length}{needed}")
     return samples

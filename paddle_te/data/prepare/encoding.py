@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from paddle_te.data.jsonl import reason
 from paddle_te.data.prepare.reading import Chunk, PrepareError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -63,8 +64,8 @@ class Encoder:
         """
         try:
             record = json.loads(line)
-        except RecursionError:
-            raise ValueError("JSON that is nested too deeply") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"is not JSON: {reason(error)}") from None
         if not isinstance(record, dict):
             raise ValueError(f"a JSON object is expected, not {type(record).__name__}")
         if self.json_key not in record:

@@ -13,6 +13,7 @@ def test_records_and_where_they_stand(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
+        (b'{"a" 1}', "data.jsonl:2: is not JSON: Expecting ':' delimiter .character 6.$"),
         (b"{", "data.jsonl:2: is not JSON"),
         (b"[1]", "data.jsonl:2: is not a JSON object"),
         (rb'{"text": "a \ud800"}', "data.jsonl:2: holds U.D800, half of a surrogate pair"),

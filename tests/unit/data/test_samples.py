@@ -49,8 +49,11 @@ def test_long_conversations_end_after_an_answer(name):
     samples = list(made.samples(parse("f:1", {"messages": chats.turns(*texts[:n])}) for n in (6, 4)))
     assert np.array_equal(samples[0].input_ids, samples[1].input_ids) and len(samples[0].input_ids) == room - 1
     assert (made.tally.kept, made.tally.cut, made.tally.dropped) == (2, 1, 0)
-    made = maker(length(chats.turns(*texts[:2]), name) - 1, name)
-    assert not list(made.samples([parse("f:1", {"messages": chats.turns(*texts)})])) and made.tally.dropped == 1
+    needed = length(chats.turns(*texts[:2]), name)
+    made = maker(needed - 1, name)
+    longer = chats.turns("a" * 50, "b")
+    assert not list(made.samples(parse("f:1", {"messages": turns}) for turns in (chats.turns(*texts), longer)))
+    assert (made.tally.dropped, made.tally.shortest) == (2, needed)
 
 
 def test_without_a_template_a_conversation_is_refused_with_both_remedies():

@@ -45,7 +45,7 @@ def test_what_training_takes_is_taken(folder):
         (CHAT, dict(template=None), "train.json:1: .* CHAT_TEMPLATE .*[(]tokenizer_name[)]"),
         (CHAT, dict(template="{% broken %}"), "the chat template of .*tokenizer: TemplateSyntaxError"),
         (CHAT, dict(extra="--chat_template nowhere.jinja"), " --chat_template nowhere.jinja: cannot be read"),
-        (CHAT, dict(max_length=16), "no conversation fits into max_seqlen 16"),
+        (CHAT, dict(max_length=16), "no conversation fits into max_seqlen 16; the shortest needs [0-9]+$"),
         (CHAT, dict(extra="--max_length 16"), "no conversation fits into --max_length 16"),
         (CHAT, dict(extra="--do_eval true"), "no data for evaluation"),
         (CHAT, dict(extra="--dataset_name_or_path nowhere"), "nowhere: no such file or folder"),
