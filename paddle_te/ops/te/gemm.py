@@ -229,32 +229,24 @@ def wgrad(
 
 
 def _column_backward(
-    rt: Recorder,
-    dy: Operand,
-    operand: Operand | None,
-    w: Operand,
-    weight: Placeholder,
-    x: Normed | Unnormed,
-    quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
-    dbias: BiasGradient | None = None,
+    rt: Recorder, saved: SavedColumn, dy: Operand, weight: Placeholder, dbias: BiasGradient | None
 ) -> tuple[Matrix, Placeholder | None]:
     """Return (dz, dW) of a column-parallel GEMM of `column_forward`: dz summed over tp, the rank's rows of it.
 
-    dbias: as `wgrad`'s.
+    weight, dbias: as `wgrad`'s.
 
     Collectives run at the same time as GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during
     dgrad, and its gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order;
     else the GEMM comes first, and where it takes all SMs the collective waits for it.
     """
-    fp8 = quantizers is not None
-    gather = _gathers(tp)
+    x, operand, quantizers, tp = saved.norm, saved.operand, saved.quantizers, saved.tp
+    fp8, gather = quantizers is not None, _gathers(tp)
     if gather:
         rows = _normed_rows(rt, x, quantizers, tp) if operand is None else operand
         gathering = gather.start_all_gather(_to_gather(rows))
     shape = x.tensor.shape if dy.shape[0] == x.x.shape[0] else [dy.shape[0], x.x.shape[1]]
     dz = rt.matrix(rt.empty(shape, x.dtype), x.code)
-    dgrad(rt, dy, w, dz.native, fp8)
+    dgrad(rt, dy, saved.w, dz.native, fp8)
     if gather:
         operand = _gathered_again(rt, rows, gather.finish(gathering), x.code, quantizers)
     elif operand is None:
@@ -271,21 +263,27 @@ def _adds(tp: RecordedRanks | None) -> bool:
     return tp is None or tp.rank == 0
 
 
+class Addends(NamedTuple):
+    """What is added to a product, once where ranks share it. copied: whether out holds the residual already."""
+
+    bias: Placeholder | None
+    residual: Placeholder | None
+    copied: bool = False
+
+
 def row_output(
     rt: Recorder,
     x: Operand,
     weight: Operand,
     out: Placeholder,
     code: int,
-    residual: Placeholder | None,
     tp: RecordedRanks | None,
+    addends: Addends,
     transpose_y: bool = True,
-    bias: Placeholder | None = None,
-    copied: bool = False,
 ) -> Placeholder:
-    """Compute out = x·Wᵀ (+ bias) (+ residual), summed over tp where the GEMM is row parallel; return the tensor."""
-    scatter, adds = tp is not None and tp.sequence_parallel, _adds(tp)
-    bias = bias if adds else None
+    """Compute out = x·Wᵀ + addends, summed over tp where the GEMM is row parallel; return the tensor."""
+    (bias, residual, copied), adds = addends, _adds(tp)
+    bias, scatter = bias if adds else None, tp is not None and tp.sequence_parallel
     accumulate = residual is not None and not scatter and adds
     result = rt.matrix(out, code)
     if residual is not None and accumulate and not copied:
@@ -426,8 +424,7 @@ class SavedColumn:
         dbias: a BiasGradient to fill, or None. weight: replaces its own weight, if the gradient is added up elsewhere.
         into: `Normed.backward`'s.
         """
-        given = self.operand, self.w, weight or self.weight, self.norm, self.quantizers, self.tp
-        dz, dw = _column_backward(rt, dy, *given, dbias)
+        dz, dw = _column_backward(rt, self, dy, weight or self.weight, dbias)
         return *self.norm.backward(rt, dz, dresidual, into), dw
 
 

@@ -14,6 +14,7 @@ from paddle_te.ops.norms import Norm, norm_tensors
 from paddle_te.ops.projection import Projection
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.gemm import (
+    Addends,
     BiasGradient,
     Gemm,
     Operand,
@@ -109,8 +110,8 @@ def linear_forward(
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
     operand = quantized or rt.matrix(whole, code)
     operand, w = forward_operands(rt, operand, gemm, code, transpose_y)
-    out, copied = copy or rt.empty(shape, x.dtype), copy is not None
-    out = row_output(rt, operand, w, out, code, residual, row, transpose_y, bias, copied)
+    out, addends = copy or rt.empty(shape, x.dtype), Addends(bias, residual, copied=copy is not None)
+    out = row_output(rt, operand, w, out, code, row, addends, transpose_y)
     if train:
         drop_data(rt, operand)
         (drop_data if transpose_y else drop_transpose)(rt, w)

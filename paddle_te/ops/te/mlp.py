@@ -24,6 +24,7 @@ from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import activated, activated_again, activation_backward
 from paddle_te.ops.te.adapted_mlp import ADAPTED_MLP
 from paddle_te.ops.te.gemm import (
+    Addends,
     BiasGradient,
     Gemm,
     Operand,
@@ -113,7 +114,7 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     act, read = _activated_and_weight(rt, hidden, fc2_weight, code, second, settings, train, store, w2)
     copy = of_fc1.norm.copy
     out = copy or rt.empty([*hidden.memory.shape[:-1], x.shape[-1]], x.dtype)
-    out = row_output(rt, act, read, out, code, residual, tp, bias=fc2_bias, copied=copy is not None)
+    out = row_output(rt, act, read, out, code, tp, Addends(fc2_bias, residual, copied=copy is not None))
     if train:
         drop_data(rt, w1, read, *(() if again else (act,)))
     fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
@@ -221,7 +222,7 @@ def _forward_of_chunk(
     act = activated(rt, hidden, code, second, settings.activation, pieces)
     # a sum over ranks is a tensor of its own
     summed = out if tp is None else rt.empty([hidden.shape[0], x.shape[-1]], x.dtype)
-    summed = row_output(rt, act, w2, summed, code, x if settings.add_residual else None, tp, bias=fc2_bias)
+    summed = row_output(rt, act, w2, summed, code, tp, Addends(fc2_bias, x if settings.add_residual else None))
     if summed is not out:
         rt.te.memcpy_async(rt.matrix(out, code).native, rt.matrix(summed, code).native, rt.stream)
 
