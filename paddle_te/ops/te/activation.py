@@ -125,7 +125,6 @@ def activation_backward(
     dact: Matrix,
     hidden: Matrix | StoredInput,
     activation: str,
-    dtype: Any,
     code: int,
     quantizers: RecordedQuantizers | None,
     dbias: BiasGradient | None,
@@ -139,7 +138,7 @@ def activation_backward(
         return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
     kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
     if kernel is None or quantizers is None or not cast_in_kernels(quantizers):
-        grad = activation_backward_plain(rt, dact, hidden, activation, dtype, code)
+        grad = activation_backward_plain(rt, dact, hidden, activation, code)
         if quantizers is None:
             return grad
         return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
@@ -147,18 +146,18 @@ def activation_backward(
     operands = dact.native, hidden.native, grad8.native
     getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
     if grad8.counts:
-        grad8.count(rt, activation_backward_plain(rt, dact, hidden, activation, dtype, code))
+        grad8.count(rt, activation_backward_plain(rt, dact, hidden, activation, code))
     return grad8
 
 
 def activation_backward_plain(
-    rt: Recorder, dact: Matrix, hidden: Matrix | StoredInput, activation: str, dtype: Any, code: int
+    rt: Recorder, dact: Matrix, hidden: Matrix | StoredInput, activation: str, code: int
 ) -> Matrix:
     """Return the Matrix of the gradient of fc1's output.
 
     hidden: a Matrix, or a StoredInput.
     """
-    grad = rt.new_matrix(hidden.shape, dtype, code)
+    grad = rt.new_matrix(hidden.shape, dact.memory.dtype, code)
     if isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape):
         swiglu.backward_plain(rt, dact, hidden, code, grad)
         return grad
@@ -184,7 +183,6 @@ def activation_backward_in_both(
     dact: Matrix,
     hidden: Matrix | StoredInput,
     activation: str,
-    dtype: Any,
     code: int,
     quantizers: RecordedQuantizers | None,
     weight: Placeholder,
@@ -199,7 +197,8 @@ def activation_backward_in_both(
     of_stored = isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape)
     if not (in_fp8 or of_stored):
         act = _activated_plain(rt, hidden, code, activation) if again else None
-        return ActivationGradient(activation_backward_plain(rt, dact, hidden, activation, dtype, code), None, act)
+        return ActivationGradient(activation_backward_plain(rt, dact, hidden, activation, code), None, act)
+    dtype = dact.memory.dtype
     grad, quantized = rt.new_matrix(hidden.shape, dtype, code), None
     if quantizers is not None and in_fp8:
         pieces = grad_pieces(rt, hidden.shape, quantizers, weight)

@@ -103,7 +103,7 @@ def _activation_gradient(
     _, _, _, weight, bias, *_ = inputs.tensors
     # a bias's gradient is summed by the cast to fp8
     quantizers = inputs.quantizers[0] if bias is None or bias.stop_gradient else None
-    given = fc1.out, settings.activation, inputs.tensors[0].dtype, fc1.saved.norm.code, quantizers, weight, again
+    given = fc1.out, settings.activation, fc1.saved.norm.code, quantizers, weight, again
     return activation_backward_in_both(rt, dact, *given)
 
 

@@ -67,14 +67,15 @@ def forward_operands(
 ) -> tuple[Operand, Operand]:
     """Return a Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized.
 
-    recompute: operand_pieces'. x may be quantized before.
+    recompute: backward makes x again. x may be quantized before.
     """
     weight, quantizers, w = gemm.weight, gemm.quantizers, gemm.w
     if quantizers is None:
         return x, w or rt.matrix(weight, code)
     there = isinstance(x, Float8Matrix)
-    wgrad, shape, weight_shape = not weight.stop_gradient, None if there else x.shape, None if w else weight.shape
-    pieces = operand_pieces(rt, quantizers, shape, weight_shape, gemm.train, wgrad, 0, transpose_y, recompute)
+    shape, weight_shape = None if there else x.shape, None if w else weight.shape
+    keeps_input = not weight.stop_gradient and not recompute
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, gemm.train, keeps_input, transpose_y=transpose_y)
     operand = x if isinstance(x, Float8Matrix) else quantize(rt, x, quantizers.input, pieces.input)
     if w:
         return operand, w
@@ -463,8 +464,8 @@ def _rows_and_weight(rt: Recorder, x: Normed | Unnormed, gemm: Gemm, copies: boo
     if quantizers is None:
         return _normed_rows(rt, x, None, tp), w or rt.matrix(weight, x.code)
     shape, weight_shape = None if _gathers(tp) else x.x.shape, None if w else weight.shape
-    wgrad, more = not weight.stop_gradient, x.statistics_bytes
-    pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, wgrad, more, recompute=x.recompute)
+    keeps_input = not weight.stop_gradient and not x.recompute
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, keeps_input, x.statistics_bytes)
     rows = _normed_rows(rt, x, quantizers, tp, pieces.input, copies)
     return rows, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight)
 

@@ -54,7 +54,7 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
     rowwise_pieces,
 )
-from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, Recorder
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, dtype_code
 
 FC1, FC2 = 3, 5  # the weights' places among an op's tensors
@@ -105,20 +105,20 @@ def _check(inputs: OpInputs, settings: MLPSettings) -> None:
 
 def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any, _SavedMLP]:
     _check(inputs, settings)
-    x, *_, fc1_weight, _, fc2_weight, fc2_bias = inputs.tensors
-    second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
+    x, *_, fc1_weight, _, fc2_weight, _ = inputs.tensors
+    train, code = inputs.train, dtype_code("x", x)
     w1, w2 = quantized_together(rt, (fc1_weight, fc2_weight), code, inputs.quantizers, train)
     residual, again = x if settings.add_residual else None, settings.recompute.part
     hidden, of_fc1 = _fc1_forward(rt, inputs, settings.norm, w1, settings.add_residual)
     store = StoredInput(rt, hidden, code) if settings.stores_input and train else None
-    act, read = _activated_and_weight(rt, hidden, fc2_weight, code, second, settings, train, store, w2)
-    copy = of_fc1.norm.copy
+    fc2, copy = Gemm.of(inputs, 1, FC2, w2), of_fc1.norm.copy
+    act, read = _activated_and_weight(rt, hidden, fc2, code, settings, store)
     out = copy or rt.empty([*hidden.memory.shape[:-1], x.shape[-1]], x.dtype)
-    out = row_output(rt, act, read, out, code, tp, Addends(fc2_bias, residual, copied=copy is not None))
+    out = row_output(rt, act, read, out, code, fc2.tp, Addends(fc2.bias, residual, copied=copy is not None))
     if train:
         drop_data(rt, w1, read, *(() if again else (act,)))
-    fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
-    saved = _SavedMLP(inputs, settings, read, fc1, None if again else act)
+    kept = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
+    saved = _SavedMLP(inputs, settings, read, kept, None if again else act)
     return out if settings.add_residual else (out, x), saved
 
 
@@ -134,7 +134,7 @@ def _backward(
     act = saved.act or activated_again(rt, fc1.out, code, second, activation)
     dw2 = wgrad(rt, act, grad, fc2_weight, code, second is not None, dfc2_bias)
     dfc1_bias = fc1.saved.bias_gradient(rt)
-    grad = activation_backward(rt, dact, fc1.out, activation, x.dtype, code, saved.inputs.quantizers[0], dfc1_bias)
+    grad = activation_backward(rt, dact, fc1.out, activation, code, saved.inputs.quantizers[0], dfc1_bias)
     of_fc1 = fc1.saved.backward(rt, grad, dfc1_bias, dy if dresidual is None else dresidual)
     of_biases = [None if bias is None else bias.in_its_dtype(rt) for bias in (dfc1_bias, dfc2_bias)]
     return *of_fc1, of_biases[0], dw2, of_biases[1]
@@ -154,26 +154,16 @@ def _fc2_backward(
 
 
 def _activated_and_weight(
-    rt: Recorder,
-    hidden: Matrix,
-    weight: Placeholder,
-    code: int,
-    quantizers: RecordedQuantizers | None,
-    settings: MLPSettings,
-    train: bool,
-    store: StoredInput | None,
-    w: Operand | None,
+    rt: Recorder, hidden: Matrix, fc2: Gemm, code: int, settings: MLPSettings, store: StoredInput | None
 ) -> tuple[Operand, Operand]:
-    """The activation's output and a weight as the forward GEMM reads them.
-
-    store: `activated`'s. w: the weight, where it is made before.
-    """
+    """Return the activation's output and fc2's weight as its forward GEMM reads them. store: `activated`'s."""
+    weight, _, quantizers, _, train, w = fc2
     activation = settings.activation
     if quantizers is None:
         return activated(rt, hidden, code, None, activation, store=store), rt.matrix(weight, code)
     shape, weight_shape = (hidden.shape[0], weight.shape[1]), None if w else weight.shape
-    wgrad, again = not weight.stop_gradient, settings.recompute.part is not None
-    pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, wgrad, recompute=again)
+    keeps_input = not weight.stop_gradient and settings.recompute.part is None
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, keeps_input)
     act = activated(rt, hidden, code, quantizers, activation, pieces.input, store)
     return act, w or quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
@@ -273,7 +263,7 @@ def _backward_of_chunk(
     hidden, of_fc1 = _fc1_forward(rt, inputs, settings.norm, w1)
     act = activated_again(rt, hidden, code, second, activation)
     wgrad(rt, act, grad, gradients.fc2, code, fp8, gradients.fc2_bias)
-    grad = activation_backward(rt, dact, hidden, activation, x.dtype, code, first, gradients.fc1_bias)
+    grad = activation_backward(rt, dact, hidden, activation, code, first, gradients.fc1_bias)
     of_fc1.backward(rt, grad, gradients.fc1_bias, dresidual, gradients.fc1, gradients.norm)
 
 

@@ -80,26 +80,24 @@ def operand_pieces(
     shape: tuple[int, int] | None,
     weight_shape: Sequence[int] | None,
     columnwise: bool,
-    wgrad: bool,
+    keeps_input: bool,
     more: int = 0,
     transpose_y: bool = True,
-    recompute: bool = False,
 ) -> OperandPieces:
     """Make OperandPieces for a forward GEMM. Only the transposes of its operands are kept for backward.
 
     shape, weight_shape: None for an operand in memory of its own, such as a weight that is cached.
     columnwise: whether there is a backward.
-    wgrad: whether backward computes the weight's gradient; only that reads the input's transpose.
+    keeps_input: whether a backward reads the input's transpose, which only the weight's gradient does.
     more: further bytes that backward keeps, a multiple of 256.
     transpose_y: False for a weight in `exchanged` pieces.
-    recompute: backward makes the input again.
 
     Backward makes the transpose of a weight that exists in fp8 only.
     """
     of_input = 0 if shape is None else _size(shape, quantizers.input)
     updated = weight_shape is not None and quantizers.update_weight and not quantizers.keeps_weight
     of_weight = _size(weight_shape, quantizers.weight) if updated and weight_shape is not None else 0
-    keeps_input = columnwise and wgrad and not recompute
+    keeps_input = columnwise and keeps_input
     keeps_weight = columnwise and weight_shape is not None and quantizers.weight.kind != "stored"
     # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
     rowwise = new_pieces(rt, of_input + of_weight * (1 if transpose_y or keeps_weight else 2))
@@ -519,7 +517,7 @@ def quantized_together(
     calls: list[tuple[int, CastTarget, int, int]] = []
     for weight, q in pairs:
         rows, cols = weight.shape
-        pieces = operand_pieces(rt, q, None, (rows, cols), columnwise, wgrad=False)
+        pieces = operand_pieces(rt, q, None, (rows, cols), columnwise, keeps_input=False)
         made.append(new_float8(rt, (rows, cols), q.weight, pieces.weight))
         calls.append((weight.data_ptr(), made[-1]._target(), rows, cols))
     first, second = calls
