@@ -122,6 +122,7 @@ end_job() {
     scontrol requeue "$SLURM_JOB_ID" || :
   elif [ "$1" != 0 ]; then
     echo "failed with status $1; why: $FOLDER/output-*.txt" >&2
+    tail -qn 1 "$FOLDER"/output-*.txt 2>/dev/null | grep '^error: ' | sort -u >&2 || : # once where all nodes say it
   fi
   exit "$1"
 }

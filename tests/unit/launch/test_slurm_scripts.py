@@ -97,6 +97,12 @@ def test_wrong_settings_of_fine_tuning(slurm, folders, settings, said):
     assert status != 0 and f"error: {said}" in text, text
 
 
+def test_the_jobs_own_output_ends_with_what_the_launcher_refuses(slurm, folders, tmp_path):
+    slurm("llama_finetune.sub", METHOD="qlora", **folders)
+    said = (tmp_path / f"slurm-{fake_slurm.JOB}.out").read_text().splitlines()
+    assert said[-1].startswith("error: method: 'qlora'"), said
+
+
 def test_an_experiment_whose_layout_is_left_to_the_launcher(slurm):
     """Its name says so; the launcher, which sees no GPU here, asks for one."""
     status, text = slurm("llama_multi_node.sub", "-N1", TP_SIZE="auto", FSDP_SIZE="all", MOCK_DATA="1", PREC="fp8")
