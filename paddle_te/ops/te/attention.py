@@ -21,8 +21,10 @@ from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.core_attention import (
     KEY_MULTIPLE,
+    Attended,
     AttentionSizes,
     Bias,
+    HeadSizes,
     Sequences,
     Softmax,
     Target,
@@ -76,16 +78,16 @@ class _DotProductAttention(PyLayer):
             out = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers, stats).forward(rt, views, train)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
-            ctx.saved = q, k, v, memory, views, out.detach(), stats, softmax, heads, quantizers
+            ctx.saved = q, k, v, memory, Attended(views, out.detach(), stats), softmax, heads, quantizers
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         rt = runtime.current()
-        (q, k, v, _memory, views, out, stats, softmax, heads, quantizers), ctx.saved = ctx.saved, None
+        (q, k, v, _memory, attended, softmax, heads, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.views_of(rt, dq, dk, dv)
-        doffset = attend_backward(rt, heads, views, out, stats, dense(dout), grads, softmax, heads.separate)
+        doffset = attend_backward(rt, heads, attended, dense(dout), grads, softmax, heads.separate)
         _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
         found = tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
@@ -113,15 +115,6 @@ class AttentionSettings(NamedTuple):
 
 
 @dataclass(slots=True)
-class _In16Bits:
-    """Hold what a backward in 16 bits reads. qkv: native q, k and v, rotated. out: attention's output."""
-
-    qkv: Views
-    out: Placeholder
-    stats: Any
-
-
-@dataclass(slots=True)
 class _SavedAttention:
     """Hold what backward reads. in_fp8: the Float8Attention, if its backward is in fp8; else in_16_bits."""
 
@@ -130,7 +123,7 @@ class _SavedAttention:
     rotation: Rotation
     softmax: Softmax
     in_fp8: Float8Attention | None = None
-    in_16_bits: _In16Bits | None = None
+    in_16_bits: Attended | None = None
 
 
 def rotary_attention_forward(
@@ -174,7 +167,7 @@ def rotary_attention_forward(
         out = Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), inputs.train)
     else:
         out = attend(rt, heads, views, stats, softmax, heads.layout, inputs.train)
-    saved.in_16_bits = _In16Bits(views, out, stats)
+    saved.in_16_bits = Attended(views, out, stats)
     return out, saved
 
 
@@ -190,8 +183,7 @@ def rotary_attention_backward(
         saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
         assert attention is not None  # where the backward is not in fp8
-        of_forward = attention.qkv, attention.out, attention.stats
-        doffset = attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
+        doffset = attend_backward(rt, heads, attention, dout, grads, saved.softmax, heads.layout)
     of_weights = None, None
     if not saved.rotation.stays(heads):
         of_weights = saved.rotation.backward(rt, heads, _addresses(heads, grads), saved.qkv, dqkv)
@@ -284,7 +276,7 @@ def dot_product_attention(
         padding = -keys % KEY_MULTIPLE
         seen = Bias(additive(attention_mask, s, keys, padding, q.dtype, causal, window))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
-    heads = sizes_of(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None, value_dim)
+    heads = sizes_of(b, s, HeadSizes(h, h_kv, d, value_dim), code, k.shape[1], s, cu_seqlens is not None)
     offset = in_float32(softmax_offset)
     check_offset(heads, offset)
     softmax, of_heads = Softmax(scale, seen, dropout, draw_rng_state(dropout), offset), (dense(q), dense(k), dense(v))
@@ -326,17 +318,17 @@ def attention_with_lse_backward(
     """(dq, dk, dv): cuDNN's backward, for which it is one whether out and lse are of these keys or of more."""
     rt, heads = runtime.current(), _heads_of_three(q, k)
     q, k, v, out, lse, dout = (dense(tensor) for tensor in (q, k, v, out, lse, dout))
-    views = heads.views_of(rt, q, k, v)
     dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
     grads = heads.views_of(rt, dq, dk, dv)
     stats, softmax = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32), Softmax(scale, Sequences(causal))
-    attend_backward(rt, heads, views, out, stats, dout, grads, softmax, heads.separate)
+    attended = Attended(heads.views_of(rt, q, k, v), out, stats)
+    attend_backward(rt, heads, attended, dout, grads, softmax, heads.separate)
     return dq, dk, dv
 
 
 def _heads_of_three(q: Tensor, k: Tensor) -> AttentionSizes:
     (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
-    return sizes_of(b, s, h, h_kv, d, dtype_code("query_layer", q), keys, s)
+    return sizes_of(b, s, HeadSizes(h, h_kv, d), dtype_code("query_layer", q), keys, s)
 
 
 def _longer(tensor: Tensor, n: int) -> Tensor:

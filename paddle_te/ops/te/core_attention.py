@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import paddle
 from paddle import Tensor
@@ -37,10 +37,19 @@ HIDDEN = -3e4  # added to the score of a hidden token; finite in float16, too, b
 KEY_MULTIPLE = 64
 
 
+class HeadSizes(NamedTuple):
+    """Heads of attention. query, key: how many. dim: of q and k. value_dim: of v and the output; None: the same."""
+
+    query: int
+    key: int
+    dim: int
+    value_dim: int | None = None
+
+
 class AttentionSizes:
     """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; code: their dtype for TE.
 
-    value_dim: d of v and of the output, where it is another one; None: it is not.
+    heads: h, h_kv and d, which may be another for v.
     of_documents: attention among the tokens of a document, which cu_seqlens tell; TE then counts the tokens of all
     sequences in one, [t, h, d]. out: the output's shape, and context that with an axis for its heads.
     longest: tokens that a sequence or document has at most.
@@ -59,15 +68,13 @@ class AttentionSizes:
         self,
         b: int,
         s: int,
-        h: int,
-        h_kv: int,
-        d: int,
+        heads: HeadSizes,
         code: int,
         keys: int,
         positions: int,
         of_documents: bool = False,
-        value_dim: int | None = None,
     ) -> None:
+        h, h_kv, d, value_dim = heads
         if not b * s * keys or h % h_kv:
             sizes = f"{b} sequences of {s} tokens and {keys} keys, {h} heads and {h_kv} key-value heads"
             raise ValueError(f"attention of {sizes}: there must be tokens, and the latter must divide the former")
@@ -265,19 +272,19 @@ def attend(
     return out
 
 
+class Attended(NamedTuple):
+    """Hold what a backward in 16 bits reads. qkv: native q, k and v, rotated. out: attention's output."""
+
+    qkv: Views
+    out: Any
+    stats: Any
+
+
 def attend_backward(
-    rt: Runtime,
-    heads: AttentionSizes,
-    qkv: Views,
-    out: Memory,
-    stats: Any,
-    dout: Memory,
-    dqkv: Views,
-    softmax: Softmax,
-    layout: int,
+    rt: Runtime, heads: AttentionSizes, forward: Attended, dout: Memory, dqkv: Views, softmax: Softmax, layout: int
 ) -> tuple[Any, ...]:
     """Fill the native dq, dk, dv; return the softmax's `new_gradient`."""
-    seen = softmax.seen
+    (qkv, out, stats), seen = forward, softmax.seen
     (dropout, rng_state), doffset = softmax.dropout_arguments(rt), softmax.new_gradient(rt)
     rt.te.attention_bwd(
         *qkv,

@@ -19,6 +19,7 @@ from paddle_te.ops.interface import Ranks
 from paddle_te.ops.te import kernel_choice, runtime
 from paddle_te.ops.te.core_attention import (
     AttentionSizes,
+    HeadSizes,
     Target,
     sizes_of,
 )
@@ -209,7 +210,7 @@ def heads_of(
         raise ValueError(f"angles {angles} for {heads}, {width} numbers wide in all: head sizes differ")
     check_cu_seqlens(cu_seqlens)
     rows = rows_of_angles(freqs, b, s)
-    return sizes_of(b, s, num_heads, num_kv_heads, d, code, s, rows, cu_seqlens is not None)
+    return sizes_of(b, s, HeadSizes(num_heads, num_kv_heads, d), code, s, rows, cu_seqlens is not None)
 
 
 def rows_of_angles(freqs: Memory | None, b: int, s: int) -> int:
