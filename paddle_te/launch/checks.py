@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_te import configs
+from paddle_te import configs, recipes
 from paddle_te.configs.reading import remarks
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
@@ -38,6 +38,8 @@ def _has_download(name: str | None) -> bool:
 
 def read_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return the model's config.json. PaddleFormers has layers of its own for what these ones do not compute."""
+    if recipes.find(args.model_name):
+        raise LaunchError(f"model_name: {args.model_name!r} is a recipe; it stands before all other arguments")
     try:
         said = configs.read_model(args.model_name)
         if args.HOST != PADDLEFORMERS:

@@ -221,3 +221,8 @@ def test_models_and_folders_are_no_misspelt_recipes(file, tmp_path):
     (tmp_path / "llama3-8b-8xh100").mkdir()  # somebody's model
     assert not run_files.is_run_file(["llama3-8b-8xh100"])
     assert not any(run_files.is_run_file([name]) for each in configs.known_names() for name in (each, each.lower()))
+
+
+def test_a_recipe_that_does_not_come_first_is_no_model(file):
+    text = refusal(pretrain, ["--TP=1", "--model_name=llama3-8b-8xh100-fp8"])
+    assert text == "model_name: 'llama3-8b-8xh100-fp8' is a recipe; it stands before all other arguments"
