@@ -10,7 +10,8 @@ PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy does not do: its test for hidden's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -91,13 +92,7 @@ def linear_cross_entropy(
     smoothed = Smoothing(smoothing, ignore_index, tp) if smoothing else None
     chunks = chunk_tokens or CHUNK_TOKENS
     head = ChunkedHead(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed, softcap)
-    if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
-        hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
-    with paddle.amp.auto_cast(False):
-        if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
-            return _LinearCrossEntropy.apply(hidden, weight, labels, head)
-        losses = [head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)]
-        return _mean(losses, labels, ignore_index, cp)[0]
+    return head.run(_LinearCrossEntropy, hidden, weight, labels, lambda losses: head.mean(losses, labels)[0])
 
 
 def _rows(tensor: Tensor, labels: Tensor, what: str) -> tuple[Tensor, Tensor]:
@@ -123,24 +118,38 @@ def _mean(
     return total * factor, factor
 
 
+@dataclass(frozen=True)
 class ChunkedHead:
-    """Multiply hidden states with a head's weight and compute their losses, a chunk of tokens at a time."""
+    """Multiply hidden states with a head's weight and compute their losses, a chunk of tokens at a time.
 
-    def __init__(
+    ops: the backend's. smoothing: None for none. The other fields are parameters of `linear_cross_entropy`.
+    """
+
+    ops: Ops
+    transpose_y: bool
+    ignore_index: int
+    tp: TensorParallel | None
+    cp: ContextParallel | None = None
+    chunk_tokens: int = CHUNK_TOKENS
+    accuracy: Accuracy | None = None
+    smoothing: Smoothing | None = None
+    softcap: float = 0.0
+
+    def run(
         self,
-        ops: Ops,
-        transpose_y: bool,
-        ignore_index: int,
-        tp: TensorParallel | None,
-        cp: ContextParallel | None = None,
-        chunk_tokens: int = CHUNK_TOKENS,
-        accuracy: Accuracy | None = None,
-        smoothing: Smoothing | None = None,
-        softcap: float = 0.0,
-    ) -> None:
-        self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
-        self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
-        self.accuracy, self.smoothing, self.softcap = accuracy, smoothing, softcap
+        function: type[PyLayer],
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        reduce: Callable[[list[Tensor]], Tensor],
+    ) -> Tensor:
+        """Apply the function outside of autocast; without gradients to compute, `reduce` the losses of the chunks."""
+        if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
+            hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
+        with paddle.amp.auto_cast(False):
+            if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
+                return function.apply(hidden, weight, labels, self)
+            return reduce([self.loss(x, weight, y, train=False)[0] for x, y in self.chunks(hidden, labels)])
 
     def chunks(self, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield views of equally many rows, but for the last."""
@@ -171,6 +180,10 @@ class ChunkedHead:
             dlogits = (dlogits.astype("float32") + gradient).astype(dtype)
         return loss + more, dlogits
 
+    def mean(self, losses: Sequence[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (the mean of the chunks' losses, the factor of its gradient)."""
+        return _mean(losses, labels, self.ignore_index, self.cp)
+
     def dx(self, dlogits: Tensor, weight: Tensor) -> Tensor:
         return paddle.matmul(dlogits, weight, transpose_y=not self.transpose_y)
 
@@ -192,7 +205,7 @@ class _LinearCrossEntropy(PyLayer):
             if not weight.stop_gradient:
                 dw = head.accumulate_wgrad(x, dlogits, dw)
             del dlogits
-        mean, factor = _mean(losses, labels, head.ignore_index, head.cp)
+        mean, factor = head.mean(losses, labels)
         dw_dtype = paddle.float32 if hasattr(weight, "main_grad") else weight.dtype
         ctx.saved = paddle.concat(dx) if dx else None, hidden.dtype, dw, dw_dtype, factor
         weight.read_in_backward = False  # as te's GEMMs leave it (ops/te/program.py)

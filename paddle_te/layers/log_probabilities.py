@@ -40,13 +40,12 @@ def linear_log_probabilities(
     if hidden.shape[:1] != labels.shape or not labels.size:
         raise ValueError(f"labels are {labels.shape} and hidden states {hidden.shape}: each token needs one label")
     head = ChunkedHead(get_ops(backend), transpose_y, ignore_index, tp, chunk_tokens=chunk_tokens, softcap=softcap)
-    if paddle.is_autocast_enabled():  # as for the loss
-        hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
-    with paddle.amp.auto_cast(False):
-        if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
-            return _LinearLogProbabilities.apply(hidden, weight, labels.unsqueeze(1), head)
-        losses = [head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels.unsqueeze(1))]
-        return -paddle.concat(losses).squeeze(1)
+    return head.run(_LinearLogProbabilities, hidden, weight, labels.unsqueeze(1), _negative)
+
+
+def _negative(losses: list[Tensor]) -> Tensor:
+    """Return the log-probabilities [n] from the losses [n, 1] of each chunk."""
+    return -paddle.concat(losses).squeeze(1)
 
 
 class _LinearLogProbabilities(PyLayer):
@@ -63,7 +62,7 @@ class _LinearLogProbabilities(PyLayer):
         if not frozen:
             ctx.save_for_backward(hidden, weight, labels)
         weight.read_in_backward = not frozen  # as te's GEMMs say it (ops/te/program.py)
-        return -paddle.concat(losses).squeeze(1)
+        return _negative(losses)
 
     @staticmethod
     def backward(ctx: Any, dlogp: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]  # Paddle takes None, too
