@@ -134,46 +134,56 @@ def zero_empty(te: Shim, stream: Stream, gradients: int, counts: int, experts: i
     te.launch(function, experts * blocks, _BLOCK, 0, stream, gradients, counts, blocks, size)
 
 
-def cast_transpose(
-    te: Shim, stream: Stream, rows: Rows, target: CastTarget, scale_inv: int, dtype: int, float8: int
-) -> None:
-    """Cast Rows to fp8, each expert's matrix with its transposed copy. target: a casts.CastTarget, whose scale_inv is
-    not written; scale_inv: float32 [experts], all 1 / scale. dtype, float8: a Form's."""
-    form = Form(dtype, float8)
-    cast = CastKernel("experts_cast_transpose", "experts_cast.cu", form, CAST_TILING, target.defines)
-    given = *rows[:3], *target._replace(scale_inv=scale_inv).arguments, *rows[3:7]
+class ExpertsTarget(NamedTuple):
+    """Where a cast of Rows writes. cast: its own scale_inv is not written. scale_inv: float32 [experts], all 1 / scale.
+    shares: float32 [rows, shares_of_row], whose `row_sums` are the probabilities' gradients; 0: not wanted."""
+
+    cast: CastTarget
+    scale_inv: int
+    shares: int = 0
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The arguments of a kernel that stand for its TARGET_PARAMETERS."""
+        return self.cast._replace(scale_inv=self.scale_inv).arguments
+
+
+def cast_transpose(te: Shim, stream: Stream, rows: Rows, target: ExpertsTarget, form: Form) -> None:
+    """Cast Rows to fp8, each expert's matrix with its transposed copy."""
+    cast = CastKernel("experts_cast_transpose", "experts_cast.cu", form, CAST_TILING, target.cast.defines)
+    given = *rows[:3], *target.arguments, *rows[3:7]
     casts.launch(te, stream, cast, [(rows.rows, rows.columns)], given)
 
 
 def swiglu_cast_transpose(
-    te: Shim, stream: Stream, rows: Rows, prob_of: int, target: CastTarget, scale_inv: int, form: Form
+    te: Shim, stream: Stream, rows: Rows, prob_of: int, target: ExpertsTarget, form: Form
 ) -> None:
     """Cast SwiGLU of fc1's output times the probabilities of a Places to fp8, as `cast_transpose` casts its result.
 
     rows: of fc1's output, [rows, 2 columns], as if it had `columns`, those of the result.
     """
-    _activate(te, stream, ("experts_swiglu", SWIGLU_TILING), 0, rows, prob_of, target, scale_inv, 0, form)
+    defines = {"GRADIENT": 0, **target.cast.defines}
+    cast = CastKernel("experts_swiglu", "experts_swiglu.cu", form, SWIGLU_TILING, defines)
+    _activate(te, stream, cast, 0, rows, prob_of, target)
 
 
 def dswiglu_cast_transpose(
-    te: Shim, stream: Stream, dy: int, rows: Rows, prob_of: int, target: CastTarget, scale_inv: int, shares: int,
-    form: Form,
-) -> None:  # fmt: skip
+    te: Shim, stream: Stream, dy: int, rows: Rows, prob_of: int, target: ExpertsTarget, form: Form
+) -> None:
     """Cast the gradient of fc1's output, [rows, 2 columns], from dy [rows, columns]; the rest as swiglu_cast_transpose.
 
-    shares: float32 [rows, shares_of_row], whose `row_sums` are the probabilities' gradients; 0: not wanted.
+    It also writes the target's shares.
     """
-    _activate(te, stream, ("experts_dswiglu", DSWIGLU_TILING), dy, rows, prob_of, target, scale_inv, shares, form)
+    defines = {"GRADIENT": 1, **target.cast.defines}
+    cast = CastKernel("experts_dswiglu", "experts_swiglu.cu", form, DSWIGLU_TILING, defines)
+    _activate(te, stream, cast, dy, rows, prob_of, target)
 
 
 def _activate(
-    te: Shim, stream: Stream, kind: tuple[str, Tiling], dy: int, rows: Rows, prob_of: int, target: CastTarget,
-    scale_inv: int, shares: int, form: Form,
-) -> None:  # fmt: skip
-    (name, tiling), gradient = kind, int(dy != 0)
-    written = target._replace(scale_inv=scale_inv).arguments
-    given = dy, rows.x, prob_of, rows.begins, *written, shares, rows.experts, rows.rows, rows.columns
-    cast = CastKernel(name, "experts_swiglu.cu", form, tiling, {"GRADIENT": gradient, **target.defines})
+    te: Shim, stream: Stream, cast: CastKernel, dy: int, rows: Rows, prob_of: int, target: ExpertsTarget
+) -> None:
+    sizes = rows.experts, rows.rows, rows.columns
+    given = dy, rows.x, prob_of, rows.begins, *target.arguments, target.shares, *sizes
     casts.launch(te, stream, cast, [(rows.rows, rows.columns)], given)
 
 

@@ -63,7 +63,8 @@ class Kernels:
     def cast(self, rows: Any, target: Target, scales: Any) -> Timed:
         """Return the cast of Rows to fp8 with transposed copies."""
         bench = self.bench
-        given = rows, target.cast, scales.data_ptr(), bench.dtype, bench.e4m3
+        of_experts = self.experts.ExpertsTarget(target.cast, scales.data_ptr())
+        given = rows, of_experts, casts.Form(bench.dtype, bench.e4m3)
         read = rows.tokens if rows.token_of else rows.rows
         moved = 2 * read * rows.columns + 2 * rows.rows * rows.columns
         return Timed(lambda: self.experts.cast_transpose(bench.te, bench.stream, *given), moved)
@@ -83,13 +84,15 @@ class Kernels:
             te.Tensor(at, (rows,), int(bench.float32)) for at in (self.places.prob_of, sums.data_ptr())
         )
         of_z, form = self.of_rows(z, 2)._replace(columns=ffn), casts.Form(bench.dtype, e4m3)
-        forward, backward = ((of_z, self.places.prob_of, target.cast, scales.data_ptr()) for target in targets)
+        of_act, of_dz = (experts.ExpertsTarget(target.cast, scales.data_ptr()) for target in targets)
+        forward = of_z, self.places.prob_of, of_act, form
+        backward = of_z, self.places.prob_of, of_dz._replace(shares=shares.data_ptr()), form
         cast_act, cast_dz = (
             self.cast(self.of_rows(*x), y, scales) for x, y in zip(((act, 2), (dz, 1)), targets, strict=True)
         )
 
         def gradient() -> None:
-            experts.dswiglu_cast_transpose(te, stream, dact.data_ptr(), *backward, shares.data_ptr(), form)
+            experts.dswiglu_cast_transpose(te, stream, dact.data_ptr(), *backward)
             experts.row_sums(te, stream, shares.data_ptr(), sums.data_ptr(), *shares.shape)
 
         def library() -> None:
@@ -102,7 +105,7 @@ class Kernels:
 
         return {
             "SwiGLU, cast in passing": Timed(
-                lambda: experts.swiglu_cast_transpose(te, stream, *forward, form), 6 * rows * ffn
+                lambda: experts.swiglu_cast_transpose(te, stream, *forward), 6 * rows * ffn
             ),
             "SwiGLU, the library's, then a cast": Timed(library, 6 * rows * ffn),
             "its gradient, cast in passing": Timed(gradient, 10 * rows * ffn),

@@ -13,6 +13,7 @@ import paddle
 from paddle_te.fp8.scaling import BLOCK, BlockScaling
 from paddle_te.native import experts, statistics
 from paddle_te.native.casts import CastTarget, Form
+from paddle_te.native.experts import ExpertsTarget
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Float8Matrix, Pieces, new_pieces
 from paddle_te.ops.te.recording import Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
@@ -52,10 +53,10 @@ class Operand:
 
     def fill_rows(self, rt: Recorder, rows: experts.Rows, code: int) -> Self:
         """Quantize experts.Rows of that dtype."""
-        float8 = FP8[self._matrix.quantizer.dtype]
+        form = Form(code, FP8[self._matrix.quantizer.dtype])
 
         def cast(target: CastTarget, _: object) -> None:
-            experts.cast_transpose(rt.te, rt.stream, rows, target, self.scale_inv, code, float8)
+            experts.cast_transpose(rt.te, rt.stream, rows, ExpertsTarget(target, self.scale_inv), form)
 
         self._matrix.fill_by(rt, cast)
         return self
@@ -63,17 +64,17 @@ class Operand:
     def fill_activation(self, rt: Recorder, of: ActivationInput, dact: int = 0, shares: int = 0) -> Self:
         """Quantize SwiGLU, or with the address of its result's gradient the input's gradient.
 
-        shares: as `experts.dswiglu_cast_transpose` has them.
+        shares: an ExpertsTarget's.
         """
         float8 = FP8[self._matrix.quantizer.dtype]
 
         def cast(target: CastTarget, rounded: bool) -> None:
-            form, given = Form(of.code, float8, rounded), (of.rows, of.prob_of, target, self.scale_inv)
-            if not dact:
-                experts.swiglu_cast_transpose(rt.te, rt.stream, *given, form)
-                return
             written = shares if target.data or target.transposed else 0  # once, not when the amax is measured
-            experts.dswiglu_cast_transpose(rt.te, rt.stream, dact, *given, written, form)
+            given = of.rows, of.prob_of, ExpertsTarget(target, self.scale_inv, written), Form(of.code, float8, rounded)
+            if dact:
+                experts.dswiglu_cast_transpose(rt.te, rt.stream, dact, *given)
+            else:
+                experts.swiglu_cast_transpose(rt.te, rt.stream, *given)
 
         self._matrix.fill_by(rt, cast)
         return self

@@ -338,7 +338,8 @@ def test_cast_transpose(on_cpu, monkeypatch, seed, gathers, float8):
     of_rows = experts.Rows(
         source.ctypes.data, token_of.ctypes.data * gathers, begins.ctypes.data, len(source), 5, rows, columns
     )
-    experts.cast_transpose(on_cpu, on_cpu, of_rows, out.target, scale_inv.ctypes.data, BF16, float8)
+    target = experts.ExpertsTarget(out.target, scale_inv.ctypes.data)
+    experts.cast_transpose(on_cpu, on_cpu, of_rows, target, casts.Form(BF16, float8))
     used = first[-1]
     assert (out.data[:used] == out.bits(values[:used])).all() and (out.data[used:] == 0x55).all()
     flat = out.transposed.reshape(-1)
@@ -378,15 +379,17 @@ def test_activations_of_ragged_experts(on_cpu, monkeypatch, seed, gradient, colu
     begins, width = first * columns, want.shape[1]
     out = Output((rows, width), float8 := DType.FLOAT8_E5M2 if gradient else E4M3, 3.0)
     of_rows = experts.Rows(z.ctypes.data, 0, begins.ctypes.data, rows, 5, rows, columns)
-    given, form = (of_rows, prob_of.ctypes.data, out.target, scale_inv.ctypes.data), casts.Form(BF16, float8)
+    target, form = experts.ExpertsTarget(out.target, scale_inv.ctypes.data), casts.Form(BF16, float8)
+    given = of_rows, prob_of.ctypes.data
     if gradient:
         assert experts.shares_of_row(columns, BF16) == columns // 64
         shares, found = np.full((rows, columns // 64), np.nan, "float32"), np.full(rows, np.nan, "float32")
-        experts.dswiglu_cast_transpose(on_cpu, on_cpu, dy.ctypes.data, *given, shares.ctypes.data, form)
+        target = target._replace(shares=shares.ctypes.data)
+        experts.dswiglu_cast_transpose(on_cpu, on_cpu, dy.ctypes.data, *given, target, form)
         experts.row_sums(on_cpu, on_cpu, shares.ctypes.data, found.ctypes.data, *shares.shape)
         assert np.allclose(found[:used], dprob, atol=1e-4 * np.abs(dprob).max())
     else:
-        experts.swiglu_cast_transpose(on_cpu, on_cpu, *given, form)
+        experts.swiglu_cast_transpose(on_cpu, on_cpu, *given, target, form)
     assert (out.data[:used] == out.bits(want)).all() and (out.data[used:] == 0x55).all()
     flat = out.transposed.reshape(-1)
     for begin, end in zip(first, first[1:], strict=False):
@@ -407,7 +410,8 @@ def test_cast_transpose_of_weights(on_cpu, monkeypatch, seed):
     source[:] = np.random.default_rng(seed).standard_normal(source.shape)
     out = Output(source.shape, DType.FLOAT8_E4M3, 2.0)
     of_rows = experts.Rows.of_weight(source.ctypes.data, 3, 144, 80)
-    experts.cast_transpose(on_cpu, on_cpu, of_rows, out.target, scale_inv.ctypes.data, BF16, DType.FLOAT8_E4M3)
+    target = experts.ExpertsTarget(out.target, scale_inv.ctypes.data)
+    experts.cast_transpose(on_cpu, on_cpu, of_rows, target, casts.Form(BF16, DType.FLOAT8_E4M3))
     assert (out.data == out.bits(source.astype("float32"))).all() and (scale_inv == 0.5).all()
     assert (out.transposed.reshape(3, 80, 48) == out.data.reshape(3, 48, 80).transpose(0, 2, 1)).all()
 

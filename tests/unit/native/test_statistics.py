@@ -119,7 +119,8 @@ def test_rows_of_experts(te, seed):
     begins, scale_inv = np.cumsum([0, *counts]) * columns, np.zeros(3, np.float32)
     out = Output((rows, columns), E4M3, 300.0)
     of_rows = experts.Rows(x.ctypes.data, token_of.ctypes.data, begins.ctypes.data, tokens, 3, rows, columns)
-    experts.cast_transpose(te, te, of_rows, target_of(out, record), scale_inv.ctypes.data, BF16, E4M3)
+    target = experts.ExpertsTarget(target_of(out, record), scale_inv.ctypes.data)
+    experts.cast_transpose(te, te, of_rows, target, casts.Form(BF16, E4M3))
     check(record, x.astype(np.float32)[token_of[:40]], out.scale, E4M3)
     assert (scale_inv == 1 / out.scale).all()
 
