@@ -5,7 +5,6 @@ As in `linear.NormedLowRankLinear` norm and activation write 16 bits, and fp8 is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ from paddle_te.ops.te.gemm import Gemm, check_fp8, row_count
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.linear import (
     ROW,
-    LowRankLinearSettings,
     NormedLowRankLinear,
+    RecordedLowRank,
     SavedLowRankLinear,
     Wanted,
     low_rank_linear_forward,
@@ -36,8 +35,8 @@ def _fc1_forward(
     rt: Recorder, inputs: OpInputs, settings: MLPSettings, copies: bool = False
 ) -> tuple[Matrix, NormedLowRankLinear]:
     """Return what an _Fc1 has. copies: `column_forward`'s."""
-    factors, _ = _factors(inputs, settings)
-    out, saved = NormedLowRankLinear.forward(rt, inputs, settings.norm, factors, settings.fc1, copies)
+    low_rank, _ = _low_ranks(inputs, settings)
+    out, saved = NormedLowRankLinear.forward(rt, inputs, settings.norm, low_rank, copies)
     return rt.matrix(out, saved.norm.code), saved
 
 
@@ -52,13 +51,11 @@ class _Saved:
     fc2: SavedLowRankLinear
 
 
-def _factors(
-    inputs: OpInputs, settings: MLPSettings
-) -> tuple[Sequence[Placeholder | None], Sequence[Placeholder | None]]:
-    """Return (fc1's, fc2's) among the tensors."""
+def _low_ranks(inputs: OpInputs, settings: MLPSettings) -> tuple[RecordedLowRank, RecordedLowRank]:
+    """Return (fc1's, fc2's) product."""
     factors = inputs.tensors[7:]
     count = 2 * len(settings.fc1.sizes) if settings.fc1 else 0
-    return factors[:count], factors[count:]
+    return RecordedLowRank(settings.fc1, factors[:count]), RecordedLowRank(settings.fc2, factors[count:])
 
 
 def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any, _Saved]:
@@ -71,8 +68,8 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     matrix, quantized = activated_in_both(rt, hidden, code, second, settings.activation, wgrad, store)
     act = matrix.memory.reshaped([*hidden.memory.shape[:-1], matrix.shape[-1]])
     act.stop_gradient = False
-    residual, (_, factors) = x if settings.add_residual else None, _factors(inputs, settings)
-    given = Gemm.of(inputs, 1, 5), residual, None, factors, LowRankLinearSettings(ROW, settings.fc2)
+    residual, (_, low_rank) = x if settings.add_residual else None, _low_ranks(inputs, settings)
+    given = Gemm.of(inputs, 1, 5), low_rank, residual, ROW
     out, fc2 = low_rank_linear_forward(rt, act, *given, quantized, of_fc1.norm.copy)
     fc1 = None if again == "mlp" else _Fc1(store or hidden, of_fc1)
     saved = _Saved(inputs, settings, fc1, None if again else act, fc2)

@@ -145,7 +145,19 @@ def linear_backward(
 
 class LowRankLinearSettings(NamedTuple):
     linear: LinearSettings
-    low_rank: LowRankSettings | None
+    low_rank: LowRankSettings
+
+
+class RecordedLowRank(NamedTuple):
+    """The product beside a GEMM of an op that is recorded: what its `LowRankUpdate` holds, as Placeholders.
+
+    settings: None where there is no product. factors: all A, then all B. dropped: the product's input after dropout;
+    None: the GEMM's.
+    """
+
+    settings: LowRankSettings | None
+    factors: Sequence[Placeholder | None]
+    dropped: Placeholder | None = None
 
 
 @dataclass(slots=True)
@@ -186,23 +198,18 @@ def low_rank_linear_forward(
     rt: Recorder,
     x: Placeholder,
     gemm: Gemm,
+    low_rank: RecordedLowRank,
     residual: Placeholder | None,
-    dropped: Placeholder | None,
-    factors: Sequence[Placeholder | None],
-    settings: LowRankLinearSettings,
+    settings: LinearSettings,
     quantized: Float8Matrix | None = None,
     copy: Placeholder | None = None,
 ) -> tuple[Placeholder, SavedLowRankLinear]:
-    """Compute (the output of `linear`, SavedLowRankLinear).
-
-    factors: Placeholders of all A, then of all B. settings: a LowRankLinearSettings, whose low_rank is None where there
-    is no product. quantized, copy: `linear_forward`'s.
-    """
-    of_linear, of_product = settings
-    out, saved = linear_forward(rt, x, gemm, residual, of_linear, quantized, copy)
+    """Compute (the output of `linear`, SavedLowRankLinear). quantized, copy: `linear_forward`'s."""
+    out, saved = linear_forward(rt, x, gemm, residual, settings, quantized, copy)
+    of_product, factors, dropped = low_rank
     if of_product is None:
         return out, SavedLowRankLinear(saved, None, None)
-    outputs = gemm.weight.shape[0 if of_linear.transpose_y else 1]
+    outputs = gemm.weight.shape[0 if settings.transpose_y else 1]
     given = x if dropped is None else dropped, factors, of_product, outputs
     product = LowRankProduct.forward(rt, *given, saved.code, saved.column, saved.row)
     product.add_to(rt, out)
@@ -213,7 +220,8 @@ def _low_rank_linear_forward(
     rt: Recorder, inputs: OpInputs, settings: LowRankLinearSettings
 ) -> tuple[Placeholder, SavedLowRankLinear]:
     x, _, _, residual, dropped, *factors = inputs.tensors
-    return low_rank_linear_forward(rt, x, Gemm.of(inputs, 0, 1), residual, dropped, factors, settings)
+    low_rank = RecordedLowRank(settings.low_rank, factors, dropped)
+    return low_rank_linear_forward(rt, x, Gemm.of(inputs, 0, 1), low_rank, residual, settings.linear)
 
 
 def _low_rank_linear_backward(rt: Recorder, saved: SavedLowRankLinear, dy: Placeholder) -> tuple[Wanted, ...]:
@@ -266,8 +274,7 @@ class NormedLowRankLinear:
         rt: Recorder,
         inputs: OpInputs,
         norm: NormSettings,
-        factors: Sequence[Placeholder | None],
-        low_rank: LowRankSettings | None,
+        low_rank: RecordedLowRank,
         copies: bool = False,
     ) -> tuple[Placeholder, NormedLowRankLinear]:
         """Compute (the output, a tensor; what backward reads). inputs, copies: `layernorm_linear_forward`'s."""
@@ -275,8 +282,7 @@ class NormedLowRankLinear:
         before = normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
         gemm = Gemm.of(inputs, 0, 3)
         rows, quantized = normed_in_both(rt, before, gemm, copies)
-        settings = LowRankLinearSettings(COLUMN, low_rank)
-        out, saved = low_rank_linear_forward(rt, rows, gemm, None, None, factors, settings, quantized)
+        out, saved = low_rank_linear_forward(rt, rows, gemm, low_rank, None, COLUMN, quantized)
         return out, cls(before, None if before.recompute else rows, saved)
 
     def backward(
@@ -303,9 +309,9 @@ class NormedLowRankSettings(NamedTuple):
 def _layernorm_low_rank_linear_forward(
     rt: Recorder, inputs: OpInputs, settings: NormedLowRankSettings
 ) -> tuple[tuple[Placeholder, Placeholder], NormedLowRankLinear]:
-    x, factors = inputs.tensors[0], inputs.tensors[5:]
-    out, saved = NormedLowRankLinear.forward(rt, inputs, settings.norm, factors, settings.low_rank)
-    return (out, x), saved
+    low_rank = RecordedLowRank(settings.low_rank, inputs.tensors[5:])
+    out, saved = NormedLowRankLinear.forward(rt, inputs, settings.norm, low_rank)
+    return (out, inputs.tensors[0]), saved
 
 
 def _layernorm_low_rank_linear_backward(

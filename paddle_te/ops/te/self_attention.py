@@ -24,8 +24,8 @@ from paddle_te.ops.te.core_attention import in_float32
 from paddle_te.ops.te.gemm import Gemm, SavedColumn, drop_data
 from paddle_te.ops.te.linear import (
     ROW,
-    LowRankLinearSettings,
     NormedLowRankLinear,
+    RecordedLowRank,
     SavedLowRankLinear,
     Wanted,
     layernorm_linear_backward,
@@ -124,10 +124,11 @@ def _adapted_forward(
     if settings.qkv is None:
         (qkv, _), saved_qkv = layernorm_linear_forward(rt, inputs, settings.norm, copies=True)
     else:
-        qkv, saved_qkv = NormedLowRankLinear.forward(rt, inputs, settings.norm, beside_qkv, settings.qkv, copies=True)
+        low_rank = RecordedLowRank(settings.qkv, beside_qkv)
+        qkv, saved_qkv = NormedLowRankLinear.forward(rt, inputs, settings.norm, low_rank, copies=True)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *others, *beside_qkv)])
     context, saved_attention = _attended(rt, inputs, settings, qkv, frozen)
-    given = Gemm.of(inputs, 1, 6), before[0], None, beside_proj, LowRankLinearSettings(ROW, settings.proj)
+    given = Gemm.of(inputs, 1, 6), RecordedLowRank(settings.proj, beside_proj), before[0], ROW
     out, saved_proj = low_rank_linear_forward(rt, context, *given, copy=saved_qkv.norm.copy)
     return out, _SavedAdapted(saved_qkv, saved_attention, saved_proj, frozen, count)
 
