@@ -80,13 +80,11 @@ class Kernels:
         shares = paddle.empty([rows, experts.shares_of_row(ffn, bench.dtype)], "float32")
         targets = [Target(bench, (rows, n), e4m3) for n in (ffn, 2 * ffn)]
         self.kept += [z, dact, act, dz, scales, sums, shares, *targets]
-        prob_of, dprob_of = (
-            te.Tensor(at, (rows,), int(bench.float32)) for at in (self.places.prob_of, sums.data_ptr())
-        )
+        places = self.places.prob_of, sums.data_ptr()
+        prob_of, dprob_of = (te.Tensor(at, (rows,), int(bench.float32)) for at in places)
         of_z, form = self.of_rows(z, 2)._replace(columns=ffn), casts.Form(bench.dtype, e4m3)
-        of_act, of_dz = (experts.ExpertsTarget(target.cast, scales.data_ptr()) for target in targets)
-        forward = of_z, self.places.prob_of, of_act, form
-        backward = of_z, self.places.prob_of, of_dz._replace(shares=shares.data_ptr()), form
+        written = [experts.ExpertsTarget(target.cast, scales.data_ptr(), shares.data_ptr()) for target in targets]
+        forward, backward = ((of_z, self.places.prob_of, target, form) for target in written)
         cast_act, cast_dz = (
             self.cast(self.of_rows(*x), y, scales) for x, y in zip(((act, 2), (dz, 1)), targets, strict=True)
         )

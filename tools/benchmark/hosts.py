@@ -198,6 +198,19 @@ def parse_arguments(argv):
     return parser.parse_args(argv)
 
 
+def train_all(arguments, folder, device):
+    """{host: what `train` returns}. Raises RuntimeError for a run that fails."""
+    data = arguments.data.absolute()
+    write_model(folder / "model", arguments.model, data / "tokenizer")
+    numbers = arguments.sequence, arguments.batch, arguments.learning_rate
+    problem = Problem(folder / "model", data, arguments.backend, arguments.precision, *numbers)
+    paddleformers, found = arguments.paddleformers.absolute(), {}
+    for host in HOSTS:
+        told = dict(warmup=0, timeout=arguments.timeout, paddleformers=paddleformers)
+        found[host] = train(host, problem, Conditions(folder / host, [device], arguments.steps, **told))
+    return found
+
+
 def main(argv=None):
     arguments = parse_arguments(argv)
     device = visible_devices("nvgpu", os.environ)[0]
@@ -208,37 +221,15 @@ def main(argv=None):
             name: str(getattr(arguments, name))
             for name in ("model", "backend", "precision", "sequence", "batch", "learning_rate")
         },
-        "hosts": {},
     }
     path = report.destination(result, arguments, f"{arguments.precision}-losses")
     kept = nullcontext(arguments.logs) if arguments.logs else tempfile.TemporaryDirectory()
     with kept as folder:
-        folder = Path(folder).absolute()
-        data = arguments.data.absolute()
-        write_model(folder / "model", arguments.model, data / "tokenizer")
-        problem = Problem(
-            folder / "model",
-            data,
-            arguments.backend,
-            arguments.precision,
-            arguments.sequence,
-            arguments.batch,
-            arguments.learning_rate,
-        )
-        for host in HOSTS:
-            conditions = Conditions(
-                folder / host,
-                [device],
-                arguments.steps,
-                warmup=0,
-                timeout=arguments.timeout,
-                paddleformers=arguments.paddleformers.absolute(),
-            )
-            try:
-                result["hosts"][host] = train(host, problem, conditions)
-            except RuntimeError as error:
-                print(error, file=sys.stderr)
-                return 1
+        try:
+            result["hosts"] = train_all(arguments, Path(folder).absolute(), device)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 1
     result["difference"] = compared(*(result["hosts"][host]["losses"] for host in HOSTS))
     report.write(result, path, markdown(result))
     print(markdown(result))

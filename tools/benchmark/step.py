@@ -338,7 +338,6 @@ class TransformerEngineStep(TorchStep):
         import transformer_engine.pytorch as te
         from transformer_engine.common import recipe
         from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
-        from transformer_engine.pytorch.optimizers import FusedAdam
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
         FP8GlobalStateManager.reset()  # else each step goes on updating the scales of earlier peers
@@ -362,8 +361,13 @@ class TransformerEngineStep(TorchStep):
         self.model = torch.nn.ModuleList([self.embedding, self.layers, self.norm, self.head])
         self.angles = te_torch_angles(dims, device)
         self.watch("register_forward_hook", self.embedding, self.layers[-1])
-        moments = torch.bfloat16 if compact else torch.float32
-        self.optimizer = FusedAdam(
+        self.optimizer = self._make_optimizer(compact)
+
+    def _make_optimizer(self, compact):
+        from transformer_engine.pytorch.optimizers import FusedAdam
+
+        moments = self.torch.bfloat16 if compact else self.torch.float32
+        return FusedAdam(
             self.model.parameters(),
             lr=LEARNING_RATE,
             weight_decay=WEIGHT_DECAY,
@@ -415,9 +419,7 @@ class PaddleStep(TrainingStep):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.hosts.paddlenlp.families import config_class, model_class
-        from paddle_te.optimizer import fuse_clipping
-        from paddle_te.optimizer.compact_states import keep_compact
+        from paddle_te.hosts.paddlenlp.families import config_class
 
         self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8
         self.precision = f"fp8_{fp8_recipe}" if use_fp8 else "bf16"
@@ -431,28 +433,40 @@ class PaddleStep(TrainingStep):
             **(dict(moe_router_force_load_balancing=True) if size.mixture else {}),
             **(as_trained(backend, size.micro_batches) | flags),
         )
-        kept = paddle.get_default_dtype()
-        paddle.set_default_dtype(dtype)
-        try:
-            self.model = model_class(config)(config)
-        finally:
-            paddle.set_default_dtype(kept)
+        self.model = self._make_model(config, dtype)
         self.model.train()
         inner = getattr(self.model, size.family)
         self.watch("register_forward_post_hook", inner.embed_tokens, inner.layers[-1])
         self.schedule = paddle.optimizer.lr.LambdaDecay(LEARNING_RATE, lambda step: 1.0)  # its count seeds roundings
-        self.optimizer = paddle.optimizer.AdamW(
+        self.optimizer = self._make_optimizer(dtype != "float32", compact)
+        self._mark_clipping()
+        self.tokens = paddle.to_tensor(self.tokens)
+
+    def _make_model(self, config, dtype):
+        from paddle_te.hosts.paddlenlp.families import model_class
+
+        kept = self.paddle.get_default_dtype()
+        self.paddle.set_default_dtype(dtype)
+        try:
+            return model_class(config)(config)
+        finally:
+            self.paddle.set_default_dtype(kept)
+
+    def _make_optimizer(self, master_weights, compact):
+        from paddle_te.optimizer import fuse_clipping
+        from paddle_te.optimizer.compact_states import keep_compact
+
+        optimizer = self.paddle.optimizer.AdamW(
             self.schedule,
             parameters=self.model.parameters(),
             weight_decay=WEIGHT_DECAY,
-            grad_clip=paddle.nn.ClipGradByGlobalNorm(CLIP_NORM),
-            multi_precision=dtype != "float32",
+            grad_clip=self.paddle.nn.ClipGradByGlobalNorm(CLIP_NORM),
+            multi_precision=master_weights,
         )
-        fuse_clipping(self.optimizer)
+        fuse_clipping(optimizer)
         if compact:
-            keep_compact(self.optimizer, "bfloat16", "bf16_remainder")
-        self._mark_clipping()
-        self.tokens = paddle.to_tensor(self.tokens)
+            keep_compact(optimizer, "bfloat16", "bf16_remainder")
+        return optimizer
 
     def _mark_clipping(self):
         step, clip = self, self.optimizer._grad_clip

@@ -121,7 +121,7 @@ FORMERS_DEFINITION = (
 )
 
 
-def parse_arguments(argv=None):
+def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="*", choices=RUNS, metavar="NAME", help=", ".join(RUNS))
     parser.add_argument("--steps", type=int, default=12, help="of a run; default %(default)s")
@@ -160,6 +160,11 @@ def parse_arguments(argv=None):
     report.add_destination(parser, "throughput")
     parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
     parser.add_argument("--tiny", action="store_true", help="all runs with two small layers of pd in bf16")
+    return parser
+
+
+def parse_arguments(argv=None):
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.warmup <= arguments.steps - 2:
         parser.error(f"--warmup {arguments.warmup} leaves no two of --steps {arguments.steps}")
