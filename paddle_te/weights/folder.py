@@ -46,6 +46,8 @@ _FORMATS = {".pdparams": pdparams, ".safetensors": safetensors}
 
 # Buffers that older checkpoints hold and that are computed from config.json
 _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+# The backends that read a layout as it is, in the words of the scripts and of the launcher
+_READERS = {"pd": "take the backend none, or ", "te": "take the backend transformer_engine (te) or paddle (pd), or "}
 
 
 def variant(tp: int | None, pp: int | None) -> str:
@@ -208,8 +210,8 @@ def check_layout(folder: str | Path, layout: str, hf: bool = False) -> Checkpoin
     if found.kind != wanted and not (hf and found.kind == "hf"):
         mode = f"{found.kind}2{wanted}"
         raise CheckpointError(
-            f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
-            f"{convert_command(folder, '--mode', mode)}"
+            f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; "
+            f"{_READERS.get(found.kind, '')}convert it: {convert_command(folder, '--mode', mode)}"
         )
     return checkpoint
 
