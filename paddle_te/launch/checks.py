@@ -191,10 +191,16 @@ def check_weights(name: str, value: str) -> None:
 
     folder = Path(value).expanduser()
     if not value or not folder.is_dir():
-        raise LaunchError(f"{name}: there is no folder {value!r}")
+        raise LaunchError(f"{name}: there is no folder {value!r}{_fetch(value)}")
     if is_adapter(folder):
         tuned = "give the model's folder, and the adapter with --lora_path"
         remedy = "merge it first, with paddle-te convert --lora_path" if name == "init_weight" else tuned
         raise LaunchError(f"{name}: {value!r} holds a LoRA adapter, not a model: {remedy}")
     if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
         raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors{of_run(folder)}")
+
+
+def _fetch(name: str) -> str:
+    """Return how to get the weights of a model that Hugging Face has, as PaddleNLP would download them by its name."""
+    known = configs.canonical(name) or ""
+    return f"; weights are not downloaded: huggingface-cli download {known} --local-dir FOLDER" if "/" in known else ""

@@ -24,3 +24,10 @@ def test_a_run_is_no_model(tmp_path, place):
         (tmp_path / place / name).mkdir(parents=True)
     with pytest.raises(LaunchError, match=r"model_state.*; the run's newest checkpoint is .*checkpoint-100$"):
         check_weights("init_weight", str(tmp_path))
+
+
+def test_weights_that_a_name_would_download_are_fetched_first():
+    with pytest.raises(LaunchError, match="no folder 'qwen2.5-7b'; .* download Qwen/Qwen2.5-7B --local-dir FOLDER$"):
+        check_weights("model_name", "qwen2.5-7b")
+    with pytest.raises(LaunchError, match="no folder 'nowhere'$"):
+        check_weights("model_name", "nowhere")
