@@ -126,8 +126,9 @@ def _texts(where: str, record: dict[str, Any], name: str) -> list[str]:
     value = record.get(name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        has = ", ".join(record)
-        raise ConversationError(f'{where}: needs "{name}", a text or a list of texts; it has {has}')
+        if name in record:
+            raise ConversationError(f'{where}: "{name}" must be a text or a list of texts, not {value!r:.40}')
+        raise ConversationError(f'{where}: needs "{name}", a text or a list of texts; it has {", ".join(record)}')
     for number, text in enumerate(texts, 1):
         if not text.strip():
             raise ConversationError(f'{where}: "{name}" is empty' + (f" in turn {number}" if len(texts) > 1 else ""))

@@ -49,6 +49,7 @@ def test_calls_of_tools_have_objects_as_arguments():
         ({"messages": [USER, ANSWER], "tools": "{"}, '"tools" is no JSON'),
         ({"src": ["a", "b"], "tgt": ["c"]}, '"src" has 2 texts and "tgt" 1'),
         ({"src": "a"}, '"tgt"'),
+        ({"src": "a", "tgt": 5}, '"tgt" must be a text or a list of texts, not 5'),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "no text .image_url."),
     ],
 )
