@@ -126,6 +126,15 @@ class _SavedAttention:
     in_16_bits: Attended | None = None
 
 
+def _softmax_of(inputs: OpInputs, settings: AttentionSettings, heads: AttentionSizes) -> Softmax:
+    """Return the Softmax of `rotary_attention_forward`. Raise as `check_offset` for an offset that does not fit."""
+    _, _, cu_seqlens, rng_state, _, _, softmax_offset = inputs.tensors
+    scale, causal, window, dropout, _ = settings.scores  # `check_attention` refuses a soft cap
+    check_offset(heads, softmax_offset)
+    seen = Sequences.of(cu_seqlens, causal, window, heads.longest)
+    return Softmax(scale, seen, dropout, rng_state, softmax_offset)
+
+
 def rotary_attention_forward(
     rt: Recorder, inputs: OpInputs, settings: AttentionSettings
 ) -> tuple[Placeholder, _SavedAttention]:
@@ -135,13 +144,10 @@ def rotary_attention_forward(
     state (`draw_rng_state`), the weights of the norms of q and k, and softmax_offset in float32; its quantizers are
     attention's three, or none; its tp those that norm over all heads.
     """
-    qkv, freqs, cu_seqlens, rng_state, q_weight, k_weight, softmax_offset = inputs.tensors
-    quantizers = [each for each in inputs.quantizers if each]
-    scale, causal, window, dropout, _ = settings.scores  # `check_attention` refuses a soft cap
+    qkv, freqs, cu_seqlens, _, q_weight, k_weight, _ = inputs.tensors
+    quantizers, scale = [each for each in inputs.quantizers if each], settings.scores.scale
     heads = heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
-    seen = Sequences.of(cu_seqlens, causal, window, heads.longest)
-    softmax = Softmax(scale, seen, dropout, rng_state, softmax_offset)
-    check_offset(heads, softmax_offset)
+    softmax = _softmax_of(inputs, settings, heads)
     check_norms(heads, q_weight, k_weight, settings.rotation)
     rotation = Rotation(freqs, q_weight, k_weight, settings.rotation, inputs.tp)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
