@@ -79,7 +79,8 @@ def check_speeds(folder, model):
     lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
     for name in ("tokens_per_second", "peak_memory_bytes"):
         logged = {line["step"]: line[name] for line in lines}
-        assert curve(folder, f"train/{name}") == pytest.approx(logged, rel=1e-4)
+        # trackers get tokens/s to one decimal, and VisualDL keeps float32
+        assert curve(folder, f"train/{name}") == pytest.approx(logged, rel=1e-6, abs=0.051)
     assert [*curve(folder, "train/model_tflops_per_device")] == [1, 2, 3, 4]
     summary, config = (json.loads(path.read_text()) for path in (folder / "train_summary.json", model / "config.json"))
     arrays = {name: array for path in model.glob("*.safetensors") for name, array in load_file(path).items()}
