@@ -1,7 +1,7 @@
 """Run files that come with the package, each for a model, a task and so many GPUs of a kind.
 
 Beside a job's arguments each says what it is for, in the keys of `ABOUT`. One that was measured has the figure and the
-page of benchmarks/ that it is from. The planner chose the layouts of the others.
+page of benchmarks/ that it is from. The planner chose the layouts of the others when they were added.
 
 Imports no Paddle: the launcher reads run files with this.
 """

@@ -2,7 +2,8 @@
 
 `paddle-te pretrain NAME` runs a recipe of pretraining, `paddle-te finetune NAME --model_name FOLDER --dataset FOLDER
 --output FOLDER` one of the others. --print-config behind NAME prints the file, to be changed. A measured recipe has its
-figure and the page of benchmarks/ that the figure is from. The planner chose the layouts of the others.
+figure and the page of benchmarks/ that the figure is from. The planner chose the layouts of the others when they were
+added.
 """
 
 from __future__ import annotations
