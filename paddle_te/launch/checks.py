@@ -20,7 +20,7 @@ from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
-from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
+from paddle_te.runs.checkpoints import find_checkpoint, finished_model, saved_steps
 
 if TYPE_CHECKING:
     from paddle_te.data.tokenizer import Tokenizer
@@ -174,6 +174,11 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
         raise LaunchError(
             f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
             f"resume with auto or a step, set another {output_name}, or OVERWRITE=1"
+        )
+    if not there and (model := finished_model(output)) and not args.OVERWRITE:
+        raise LaunchError(
+            f"{output} holds a finished model ({model[0].name}) and no checkpoint to go on from; set another "
+            f"{output_name}, or OVERWRITE=1"
         )
     if args.init_weight == "none":
         return

@@ -56,7 +56,7 @@ def _run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
         for folder in plan.folders:
             folder.mkdir(parents=True, exist_ok=True)
         if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
-            say(f"checkpoints of an earlier run, later than this one's start, are now in {kept}")
+            say(f"what an earlier run left and this one would write over is now in {kept}")
         if peers and peers.meet(say) is None:
             say(str(peers.failure))
             return OTHER_NODE_DIED if peers.died else OTHER_NODE_FAILED

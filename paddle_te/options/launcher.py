@@ -415,8 +415,8 @@ VARIABLES = (
         "OVERWRITE",
         SWITCH,
         "0",
-        doc="1: start anew in a folder that holds checkpoints, which move to `output/earlier-N`",
-        zh="1：在已有 checkpoint 的文件夹中重新开始，原有 checkpoint 移至 `output/earlier-N`",
+        doc="1: start anew in a folder that holds checkpoints or a finished model, which move to `output/earlier-N`",
+        zh="1：在已有 checkpoint 或训练完成的模型的文件夹中重新开始，原有文件移至 `output/earlier-N`",
     ),
     Option(
         "DETERMINISTIC",

@@ -19,6 +19,7 @@ from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, damage, sync
 PADDLEFORMERS_STATE = "trainer_state.bin"  # PaddleNLP's is trainer_state.json
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
+_WEIGHTS = "model_state*", "model*.safetensors*", "lora_model_state*", "peft_model*.safetensors*", "adapter_model*"
 
 
 class OutputArguments(Protocol):
@@ -69,6 +70,11 @@ def complete_checkpoints(output_dir: str | Path) -> list[tuple[int, Path]]:
 def saved_steps(output_dir: str | Path) -> str:
     """Return the steps of the complete checkpoints, for messages: "10, 20"; "" without any."""
     return ", ".join(str(step) for step, _ in complete_checkpoints(output_dir))
+
+
+def finished_model(output_dir: str | Path) -> list[Path]:
+    """Return the files of weights that a finished run of fine-tuning has left in output_dir itself."""
+    return sorted(path for pattern in _WEIGHTS for path in Path(output_dir).glob(pattern))
 
 
 def check_new_run(args: OutputArguments) -> None:
@@ -130,20 +136,23 @@ def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
     """Move checkpoints of later steps than a run starts from into a folder of their own, output_dir/earlier-N.
 
     They are another run's, or of a course that is given up. Among this one's, "auto" would resume from them, and
-    save_total_limit, which keeps the latest steps, remove this run's instead. resume_step: "auto", "none" or a number.
+    save_total_limit, which keeps the latest steps, remove this run's instead. The weights of a finished model follow
+    where a run starts anew, as it would write over them. resume_step: "auto", "none" or a number.
     Returns that folder, or None if there were none.
     """
-    if resume_step == "auto":
-        return None
-    start = -1 if resume_step == "none" else int(resume_step)
-    later = [folder for step, folder in checkpoints_in(output_dir) if step > start]
+    later = []
+    if resume_step != "auto":
+        start = -1 if resume_step == "none" else int(resume_step)
+        later += [folder for step, folder in checkpoints_in(output_dir) if step > start]
+    if resume_step == "none" or resume_step == "auto" and not saved_steps(output_dir):
+        later += finished_model(output_dir)
     if not later:
         return None
     output_dir = Path(output_dir)
     kept = next(folder for n in count(1) if not (folder := output_dir / f"earlier-{n}").exists())
     kept.mkdir()
-    for folder in later:
-        folder.rename(kept / folder.name)
+    for path in later:
+        path.rename(kept / path.name)
     return kept
 
 

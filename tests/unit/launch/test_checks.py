@@ -1,8 +1,10 @@
 """What the launcher says of its arguments before it starts anything."""
 
+from argparse import Namespace
+
 import pytest
 
-from paddle_te.launch.checks import check_weights
+from paddle_te.launch.checks import check_start, check_weights
 from paddle_te.launch.machines import LaunchError
 
 
@@ -31,3 +33,17 @@ def test_weights_that_a_name_would_download_are_fetched_first():
         check_weights("model_name", "qwen2.5-7b")
     with pytest.raises(LaunchError, match="no folder 'nowhere'$"):
         check_weights("model_name", "nowhere")
+
+
+@pytest.mark.parametrize("resume_step", ["none", "auto"])
+def test_a_finished_model_is_not_written_over_unasked(tmp_path, resume_step):
+    args = Namespace(resume_step=resume_step, OVERWRITE=False, init_weight="none")
+    (tmp_path / "config.json").touch()
+    check_start(args, tmp_path, "output")
+    (tmp_path / "model_state.pdparams").touch()
+    with pytest.raises(LaunchError, match=r"finished model \(model_state.pdparams\) .* another output, or OVERWRITE"):
+        check_start(args, tmp_path, "output")
+    check_start(Namespace(**vars(args) | dict(OVERWRITE=True)), tmp_path, "output")
+    (tmp_path / "checkpoint-10").mkdir()
+    (tmp_path / "checkpoint-10/.checkpoint_done").touch()
+    check_start(Namespace(**vars(args) | dict(resume_step="auto")), tmp_path, "output")

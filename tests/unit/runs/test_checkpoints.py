@@ -148,3 +148,17 @@ def test_later_checkpoints_are_set_aside(tmp_path):
     assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == {"checkpoint-20", "checkpoint-30"}
     assert checkpoints.set_aside(tmp_path, "none") == tmp_path / "earlier-2"
     assert {path.name for path in tmp_path.iterdir()} == {"earlier-1", "earlier-2", "checkpoint-notes"}
+
+
+@pytest.mark.parametrize("resume_step", ["none", "auto"])
+def test_a_finished_model_is_set_aside_where_a_run_starts_anew(tmp_path, resume_step):
+    for name in ("lora_model_state.pdparams", "lora_config.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "checkpoint-10").mkdir()  # not complete
+    kept = checkpoints.set_aside(tmp_path, resume_step)
+    moved = {"lora_model_state.pdparams"} | ({"checkpoint-10"} if resume_step == "none" else set())
+    assert kept == tmp_path / "earlier-1" and {path.name for path in kept.iterdir()} == moved
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20/.checkpoint_done").touch()
+    assert checkpoints.set_aside(tmp_path, "auto") is checkpoints.set_aside(tmp_path, 20) is None  # the run goes on
