@@ -136,9 +136,9 @@ def recipes_page() -> str:
         "this table, also for one model, card, number of GPUs or task. "
         "[Run files](../get-started/install.md#run-files) says how to run a recipe and how to change it.",
         "A recipe with a figure was measured, on the page that the figure links to. The [planner](../guides/plan.md) "
-        "chose the layouts of the others when they were added, and computes that each recipe fits its card. "
-        "`paddle-te plan` may name a faster one today. `sft` trains all weights, `lora` an adapter, and `lora-fp8` an "
-        "adapter over a base that exists in fp8 only.",
+        "computes that each recipe fits its card. It chose the layouts of recipes without a figure when they were "
+        "added; `paddle-te plan` may name faster ones today. `sft` trains all weights. `lora` trains an adapter, and "
+        "`lora-fp8` an adapter over a base that exists in fp8 only.",
         rows,
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,7 @@
-"""Room on a file system for what a job's ranks write. Knows neither Paddle nor PaddleNLP."""
+"""Compare what a job's ranks will write with the free bytes of their file systems.
+
+Knows neither Paddle nor PaddleNLP.
+"""
 
 from __future__ import annotations
 

@@ -149,10 +149,10 @@ class LowRankLinearSettings(NamedTuple):
 
 
 class RecordedLowRank(NamedTuple):
-    """The product beside a GEMM of an op that is recorded: what its `LowRankUpdate` holds, as Placeholders.
+    """Hold the low-rank product beside a recorded GEMM: its `LowRankUpdate`, as Placeholders.
 
     settings: None where there is no product. factors: all A, then all B. dropped: the product's input after dropout;
-    None: the GEMM's.
+    None: the GEMM's input.
     """
 
     settings: LowRankSettings | None
@@ -260,8 +260,8 @@ def layernorm_linear_backward(
 class NormedLowRankLinear:
     """Hold what the backward of a norm and a column-parallel GEMM with a low-rank product reads.
 
-    The gradients of the product's A need the norm's output in 16 bits, so that the norm writes these, and fp8 is
-    rounded from them. rows: that output, None where backward computes it again.
+    The gradients of the product's A need the norm's output in 16 bits. So the norm writes that, and rounds it to fp8.
+    rows: the output in 16 bits, None where backward computes it again.
     """
 
     norm: Normed | Unnormed

@@ -302,10 +302,11 @@ class _Gradients:
 
 
 class _AddedUp:
-    """A weight's gradient as the sum of the chunks', in float32: in its main gradient, or in memory of its own.
+    """Add up a weight's gradients of all chunks, in float32.
 
-    Memory of its own, too, instead of a grad of 16 bits, to which Paddle adds the sum. stand_in: the weight with that
-    as main_grad, for `wgrad`; a frozen weight itself.
+    The sum lies in the weight's main gradient, or in memory of its own where there is none in float32; Paddle then adds
+    it to the weight's grad. stand_in: what `wgrad` is given, the weight with the sum as its main_grad; a frozen weight
+    itself.
     """
 
     def __init__(self, rt: Recorder, weight: Placeholder) -> None:

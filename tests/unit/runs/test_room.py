@@ -1,4 +1,4 @@
-"""Room for what ranks write: counted for each node, whose ranks share a disk."""
+"""Each node has room for what its ranks write: they share a disk."""
 
 import pytest
 
