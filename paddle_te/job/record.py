@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from paddle_te.configs.spec import ModelSpec
 from paddle_te.host import HOSTS, PADDLEFORMERS, PADDLENLP
-from paddle_te.options.layers import AGAIN, FP8_RECIPES, Layers
+from paddle_te.options.layers import AGAIN, FP8_RECIPES, FuseWgrad, Layers
 from paddle_te.options.option import options_of
 from paddle_te.options.pretraining import PretrainData, PretrainModel, Schedule
 from paddle_te.options.training import OPTIMIZER, Kernels, Memory, Optimizer, Parallelism, Precision, Run
@@ -316,8 +316,8 @@ class Job(
         return FP8_RECIPES[self.fp8_recipe] if self.use_fp8 else 1
 
     @property
-    def fuses_wgrad(self) -> bool | Literal["grad"]:
-        """Where te's GEMMs add up weight gradients, as `fuse_wgrad_accumulation` says it.
+    def fuses_wgrad(self) -> FuseWgrad:
+        """Where te's GEMMs add up weight gradients.
 
         In main gradients, if there are any; else several micro-batches of one process in the gradients themselves.
         Several processes may wait for each gradient of Paddle's, to send it.

@@ -18,8 +18,7 @@ from paddle_te.fp8.scaling import MXFP8_BLOCK
 from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.masks import is_causal, keys_before
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
-from paddle_te.ops.projection import FuseWgrad
-from paddle_te.options.layers import RECOMPUTE_MODULES
+from paddle_te.options.layers import RECOMPUTE_MODULES, FuseWgrad
 
 PARALLEL_MODES = (None, "column", "row")
 NORMALIZATIONS = ("RMSNorm", "LayerNorm")

@@ -17,7 +17,7 @@ from paddle import Tensor
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops import BACKENDS
-from paddle_te.ops.projection import FuseWgrad
+from paddle_te.options.layers import FuseWgrad
 
 SMALL = 1e-20  # the least sum of sigmoids, as in DeepSeek-V3
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from paddle import Tensor
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.low_rank import LowRankUpdate
-
-# Where te's GEMMs add up a weight's gradient: True: in its main_grad, float32; "grad": in its grad, what backward finds
-# there; False: nowhere, Paddle adds it to its grad.
-FuseWgrad: TypeAlias = bool | Literal["grad"]
+from paddle_te.options.layers import FuseWgrad
 
 
 class Projection(NamedTuple):

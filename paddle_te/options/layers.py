@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from paddle_te.options.fp8 import SKIP_LAYERS, skipped_layers
 from paddle_te.options.option import (
@@ -34,6 +34,9 @@ RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "moe_act", "moe", "core_attn
 # Flags by which planner and hosts call what they stand for
 AGAIN, LAYERS_ON_HOST = "recompute_modules", "offload_activations"
 HISTORY = replace(SEQUENCES, unit="steps")
+# Where te's GEMMs add up a weight's gradient: True: in its main_grad, float32; "grad": in its grad, what backward finds
+# there; False: nowhere, Paddle adds it to its grad.
+FuseWgrad: TypeAlias = bool | Literal["grad"]
 
 
 @section
@@ -262,7 +265,7 @@ class LayerOptions(Record, Layers):
     fuse_wgrad_accumulation follows from other flags, see `Job.fuses_wgrad`.
     """
 
-    fuse_wgrad_accumulation: bool | Literal["grad"] = False
+    fuse_wgrad_accumulation: FuseWgrad = False
 
     @classmethod
     def of(cls, config: object) -> LayerOptions:

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "distributed": {"fp8", "device"},
     "upstream": {"device", "runs"},
     "optimizer": {"device", "distributed", "native", "ops", "options", "weights", "planner"},
-    "ops": {"native", "fp8", "device"},
+    "ops": {"native", "fp8", "device", "options"},
     "layers": LAYERS | {"options"},
     "weights": {"commands", "configs", "files", "manifest", "options", "outputs", "table", "typed"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},

@@ -36,8 +36,9 @@ from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents
 from paddle_te.ops.activations import soft_cap
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
-from paddle_te.ops.projection import FuseWgrad, Projection
+from paddle_te.ops.projection import Projection
 from paddle_te.options import FP8_RECIPES, LayerOptions
+from paddle_te.options.layers import FuseWgrad
 
 CONFIG = Door(mark="", between="=")  # of a model's configuration
 _OF_THE_HEAD = [rule for rule in LAYER_RULES if rule.flag == "fp8_lm_head"]

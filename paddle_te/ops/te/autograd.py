@@ -11,11 +11,11 @@ from paddle.autograd import PyLayer
 
 from paddle_te.fp8 import GemmQuantizers
 from paddle_te.ops.interface import Ranks
-from paddle_te.ops.projection import FuseWgrad
 from paddle_te.ops.te import offload, runtime
 from paddle_te.ops.te.program import Program, Signature, program_of
 from paddle_te.ops.te.recording import Op, QuantizerSpec
 from paddle_te.ops.te.runtime import Runtime, dense
+from paddle_te.options.layers import FuseWgrad
 
 
 class _Apply(PyLayer):

@@ -15,7 +15,6 @@ import paddle
 from paddle import Tensor
 
 from paddle_te import native
-from paddle_te.ops.projection import FuseWgrad
 from paddle_te.ops.te.recording import (
     Allocated,
     Call,
@@ -31,6 +30,7 @@ from paddle_te.ops.te.recording import (
 )
 from paddle_te.ops.te.runtime import Runtime, view
 from paddle_te.ops.te.steps import WHOLE, Steps, shown
+from paddle_te.options.layers import FuseWgrad
 
 DTYPES = {id(dtype): dtype for dtype in vars(paddle).values() if isinstance(dtype, paddle.dtype)}  # hash takes 1 µs
 KEPT_PROGRAMS = 128  # of all streams together, each with 20 to 60 of TE's handles: see runtime.KEPT_TENSORS
