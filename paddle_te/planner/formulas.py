@@ -28,8 +28,8 @@ TIME = {
     "head": "micro-batches × (6·tokens·embedding / head's GEMM rate + bytes of the loss / HBM rate)",
     "reference": "micro-batches × a forward of layers and head: 2·tokens·weights / GEMM rate, a quarter of attention, "
     "a third of the bytes",
-    "accumulation": "for each micro-batch after the first 8 bytes a weight / HBM rate for main gradients, 6 for those "
-    "in bf16",
+    "accumulation": "for each micro-batch after the first bytes a weight / HBM rate: 8 for main gradients; for those "
+    "in bf16 4 where GEMMs add them up, in one process, and 6 where Paddle does",
     "bubble": "(PP - 1) / VP × a micro-batch's time in a stage's layers [6]",
     "sharding": "reduce-scatter of gradients, all-gather of weights (ring [3]), less what computation hides [1]",
     "offload": "bytes / PCIe rate, less what runs beside: the layers between, updates, with an update in backward "

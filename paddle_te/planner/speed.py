@@ -7,6 +7,7 @@ bubble of (p-1)/(v·m): Narayanan et al. 2021 (arXiv:2104.04473), 2.2.
 from __future__ import annotations
 
 from paddle_te.job import Job
+from paddle_te.options.layers import FuseWgrad
 from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner.communication import (
     dispatch_ms,
@@ -41,6 +42,9 @@ from paddle_te.planner.skipped import mean_of_layers
 
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ANSWERS = 2 / 3  # share of answers in preference tuning's tokens: head and loss compute only these; assumed
+# Bytes a weight in which later micro-batches' gradients are added up, by `Job.fuses_wgrad`. GEMMs read and write the
+# sum, in float32 or bf16; Paddle reads two gradients in bf16 and writes one.
+ADDED_BYTES: dict[FuseWgrad, int] = {True: 8, "grad": 4, False: 6}
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
 
 
@@ -165,13 +169,8 @@ def reference_ms(model: Model, layout: Job, gpu: Gpu, tp: float) -> float:
 
 
 def accumulation_ms(local: float, layout: Job, gpu: Gpu) -> float:
-    """Return the time in which the gradients of later micro-batches are added to those of the first.
-
-    GEMMs read and write main gradients; Paddle reads two gradients in bf16 and writes one. So it did in all that was
-    measured: GEMMs that add gradients in bf16 (`Job.fuses_wgrad`) take less.
-    """
-    each = 8 if layout.amp_master_grad else 6
-    return each * (layout.micro_batches - 1) * local / gpu.hbm / 1e6
+    """Return the ms in which the gradients of later micro-batches are added to those of the first."""
+    return ADDED_BYTES[layout.fuses_wgrad] * (layout.micro_batches - 1) * local / gpu.hbm / 1e6
 
 
 def gradients_ms(local: float, layout: Job, gpu: Gpu) -> float:

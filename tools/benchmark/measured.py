@@ -9,14 +9,18 @@ the result is lost. This command writes the planner's list of what ran (paddle_t
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paddle_te.job import Job
 from paddle_te.job.record import PREFERENCES
 from paddle_te.job.words import read
+from paddle_te.options.layers import FuseWgrad
 from paddle_te.planner.gpus import GPUS
 from paddle_te.planner.layout import COUNTED as FLAGS
 from paddle_te.planner.layout import layout as layout_of
@@ -25,7 +29,7 @@ from paddle_te.planner.measured import FILE, model_of_row
 from paddle_te.planner.memory import memory_of_step
 from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
-from paddle_te.planner.speed import time_of_step
+from paddle_te.planner.speed import ADDED_BYTES, time_of_step
 from tools.benchmark import finetuning, preferences, step
 from tools.benchmark.problem import Dims, Variant
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
@@ -38,6 +42,9 @@ COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
 # Older code computed with other kernels. The planner counts today's bytes, so it is not compared with older results.
 # They stay in benchmarks/ where nothing newer answers their question.
 SINCE = "2026-11-24T15:00:00+00:00"
+# Since commit 8be0674a te's GEMMs add up gradients in bf16, too. Results are dated when they ran: older code that ran
+# later had main gradients.
+GEMMS_ADD_SINCE = "2026-11-28T21:10:35+00:00"
 # A result may also have a peer that was made for one question, such as te as it was before a change.
 _OURS = {name for name in step.PEERS if name.startswith("paddle_te")}
 
@@ -47,22 +54,31 @@ class Point:
     """A training that was measured.
 
     ms: of a step; None if too few steps were timed or some were disturbed. memory: the peak in bytes; None if it was
-    not recorded. gpu: a name of GPUS.
+    not recorded. gpu: a name of GPUS. commit: of the code that ran. date: when it ran, in ISO 8601.
     """
 
     name: str
-    commit: str
-    gpu: str
     model: Model
     layout: Job
     ms: float | None
     memory: float | None
+    gpu: str
+    commit: str
+    date: str
+
+    @property
+    def fuses_wgrad(self) -> FuseWgrad:
+        """Where te's GEMMs added up weight gradients in the code that ran; today `Job.fuses_wgrad` says it."""
+        today = self.layout.fuses_wgrad
+        return False if today == "grad" and self.date < GEMMS_ADD_SINCE else today
 
 
-def expected(point):
-    """Return the planner's Plan for a Point."""
+def expected(point: Point) -> Plan:
+    """Return the planner's Plan for a Point, with the additions of the code that ran."""
     need = memory_of_step(point.model, point.layout, rank=0)
-    return Plan(point.layout, need, time_of_step(point.model, point.layout, GPUS[point.gpu]))
+    times = time_of_step(point.model, point.layout, GPUS[point.gpu])
+    times["accumulation"] *= ADDED_BYTES[point.fuses_wgrad] / ADDED_BYTES[point.layout.fuses_wgrad]
+    return Plan(point.layout, need, times)
 
 
 def all_points():
@@ -73,42 +89,36 @@ def all_points():
     return points + points_without_files(BENCHMARKS / "2026-11-25_h100_without-files.md")
 
 
-def points_of(result):
+def points_of(result: dict[str, Any]) -> list[Point]:
     """Return the Points of a result of throughput.py, planned.py or step.py."""
-    return KINDS[result["benchmark"]](result, result["commit"][:7], gpu_of(result["hardware"]["name"]))
+    gpu = gpu_of(result["hardware"]["name"])
+    return KINDS[result["benchmark"]](result, partial(Point, gpu=gpu, commit=result["commit"][:7], date=result["date"]))
 
 
-def _of_throughput(result, commit, gpu):
+def _of_throughput(result: dict[str, Any], point: Callable[..., Point]) -> list[Point]:
     """Return the Points of successful runs that train with this project.
 
-    Tries for the largest batch have two timed steps on a cool GPU, so only their memory counts.
+    point: makes a Point of what differs between those of a result. Tries for the largest batch have two timed steps on
+    a cool GPU, so only their memory counts.
     """
     points = []
     for rows, timed in ((result.get("runs", {}), True), (result.get("tries", {}), False)):
         for name, row in rows.items():
             if row["status"] == "ok" and _counts(row["run"]):
                 ms = row["step_ms"]["median"] if timed and _is_steady(row) else None
-                points.append(Point(name, commit, gpu, *of_run(row["run"]), ms, row["peak_bytes"]))
+                points.append(point(name, *of_run(row["run"]), ms, row["peak_bytes"]))
     return points
 
 
-def _of_planned(result, commit, gpu):
+def _of_planned(result: dict[str, Any], point: Callable[..., Point]) -> list[Point]:
     rows = {name: row for name, row in result["rows"].items() if row["status"] == "ok"}
     return [
-        Point(
-            name,
-            commit,
-            gpu,
-            model_of_row(row["model"]),
-            layout_of(**row["layout"]),
-            row["step_ms"]["median"],
-            row["peak_bytes"],
-        )
+        point(name, model_of_row(row["model"]), layout_of(**row["layout"]), row["step_ms"]["median"], row["peak_bytes"])
         for name, row in rows.items()
     ]
 
 
-def _of_step(result, commit, gpu):
+def _of_step(result: dict[str, Any], point: Callable[..., Point]) -> list[Point]:
     """Return the Points of steps of mixtures of experts, which have no whole trainings. No Trainer runs in them."""
     points = []
     for name, found in result["sizes"].items():
@@ -127,7 +137,7 @@ def _of_step(result, commit, gpu):
                 **COMPACT if "compact" in peer else {},
             )
             ms = row["step_ms"]["median"]
-            points.append(Point(f"{name}-{peer}", commit, gpu, model_of(size), layout, ms, row["peak_bytes"]))
+            points.append(point(f"{name}-{peer}", model_of(size), layout, ms, row["peak_bytes"]))
     return points
 
 
@@ -165,11 +175,12 @@ def gpu_of(name):
     return next(key for key, gpu in GPUS.items() if gpu.title in name)
 
 
-def points_without_files(page):
+def points_without_files(page: Path) -> list[Point]:
     """Return the Points of a page that keeps figures of lost results in tables of throughput.py's runs."""
     text, points, columns = page.read_text(), [], []
-    gpu = page.name.split("_")[1].partition("x")[0]
+    date, gpu, _ = page.name.split("_")
     commit = re.search(r"code of commit (\w{7})", text)[1]
+    point = partial(Point, gpu=gpu.partition("x")[0], commit=commit, date=date)
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == "run":
@@ -178,9 +189,8 @@ def points_without_files(page):
         name = cells[0].split(",")[0].split(" ")[0]
         if name in COUNTED and len(cells) == len(columns):
             memory = float(row["peak GB"]) * 1e9 if row["peak GB"] else None
-            points.append(
-                Point(name, commit, gpu, *of_run(COUNTED[name].described), float(row["ms"].replace(",", "")), memory)
-            )
+            ms = float(row["ms"].replace(",", ""))
+            points.append(point(name, *of_run(COUNTED[name].described), ms, memory))
     return points
 
 

@@ -95,14 +95,26 @@ def test_a_row_is_read():
     rows["unpacked"] = good | {"run": run | {"method": "full", "packed": False}}
     tries = {"try": good}
     hardware = {"name": "NVIDIA H100 80GB HBM3"}
-    timed, tried = measured.points_of(
-        {"benchmark": "throughput", "commit": "1234567890", "hardware": hardware, "runs": rows, "tries": tries}
-    )
+    code = {"commit": "1234567890", "date": "2026-11-28T12:00:00+00:00"}
+    result = {"benchmark": "throughput", "hardware": hardware, "runs": rows, "tries": tries}
+    timed, tried = measured.points_of(result | code)
     expected = layout_of(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
     expected = expected.but(recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16")
     assert timed.layout == tried.layout == expected
     assert (timed.name, timed.commit, timed.ms, timed.memory) == ("one", "1234567", 20.0, 7) and tried.ms is None
-    assert timed.gpu == "h100"
+    assert (timed.gpu, timed.date) == ("h100", code["date"])
+
+
+def test_a_point_has_the_additions_of_its_code():
+    """Those that Paddle made in one process before GEMMs did; neither changes main gradients, nor one micro-batch."""
+    old = next(point for point in POINTS if point.name == "8b-x1-compact-accumulated")
+    new = replace(old, date=measured.GEMMS_ADD_SINCE)
+    assert (old.fuses_wgrad, new.fuses_wgrad) == (False, "grad")
+    slow, fast = map(measured.expected, (old, new))
+    added = 2 * 15 * old.model.parameters / GPUS["h100"].hbm / 1e6  # 6 bytes instead of 4
+    assert slow.milliseconds - fast.milliseconds == pytest.approx(added)
+    main, one = old.layout.but(amp_master_grad=True), old.layout.but(gradient_accumulation_steps=1)
+    assert [replace(old, layout=each).fuses_wgrad for each in (main, one)] == [True, False]
 
 
 def test_times_that_say_little_are_left_out():
