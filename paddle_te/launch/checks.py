@@ -16,11 +16,12 @@ from paddle_te import configs, recipes
 from paddle_te.configs.reading import remarks
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
+from paddle_te.launch.flags import extra_flags, trains
 from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
-from paddle_te.runs.checkpoints import find_checkpoint, finished_model, saved_steps
+from paddle_te.runs.checkpoints import displaced, find_checkpoint, finished_model, saved_steps
 
 if TYPE_CHECKING:
     from paddle_te.data.tokenizer import Tokenizer
@@ -170,16 +171,8 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
         find_checkpoint(str(args.resume_step), output)
     except FileNotFoundError as error:
         raise LaunchError(f"resume_step={args.resume_step}: {error}") from error
-    if args.resume_step == "none" and there and not args.OVERWRITE:
-        raise LaunchError(
-            f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
-            f"resume with auto or a step, set another {output_name}, or OVERWRITE=1"
-        )
-    if not there and (model := finished_model(output)) and not args.OVERWRITE:
-        raise LaunchError(
-            f"{output} holds a finished model ({model[0].name}) and no checkpoint to go on from; set another "
-            f"{output_name}, or OVERWRITE=1"
-        )
+    if trains(args):  # else nothing is written over
+        _check_kept(args, output, output_name, there)
     if args.init_weight == "none":
         return
     if args.resume_step != "none" and there:
@@ -188,6 +181,28 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
             "set one of them to none"
         )
     check_weights("init_weight", args.init_weight)
+
+
+def _check_kept(args: argparse.Namespace, output: Path, output_name: str, there: str) -> None:
+    """Refuse to write over what is in the folder, and to move aside what the run starts from. there: saved steps."""
+    moved = {*displaced(output.resolve(), args.resume_step)}
+    starts = {"model_name": args.model_name, "init_weight": args.init_weight} | extra_flags(args)
+    for name in ("model_name", "init_weight", "lora_path"):
+        start = Path(str(starts.get(name))).expanduser().resolve()
+        if not moved.isdisjoint({start, *finished_model(start)}):
+            raise LaunchError(
+                f"{name}: the run reads {start}, and would write over it in {output}; set another {output_name}"
+            )
+    remedy = f"set another {output_name}, or OVERWRITE=1"
+    if args.resume_step == "none" and there and not args.OVERWRITE:
+        raise LaunchError(
+            f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
+            f"resume with auto or a step, {remedy}"
+        )
+    if not there and (model := finished_model(output)) and not args.OVERWRITE:
+        raise LaunchError(
+            f"{output} holds a finished model ({model[0].name}) and no checkpoint to go on from; {remedy}"
+        )
 
 
 def check_weights(name: str, value: str) -> None:

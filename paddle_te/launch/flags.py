@@ -94,6 +94,11 @@ def check_known(job: JobModule, args: argparse.Namespace) -> None:
         raise LaunchError(f"--{wrong}: {script_of(job)} has no such flag" + (what_to_do and f"; {what_to_do}"))
 
 
+def trains(args: argparse.Namespace) -> bool:
+    """Return whether the job trains. EXTRA_ARGS may say that it only evaluates, or merges an adapter."""
+    return bool(extra_flags(args).get("do_train", True))
+
+
 def door_of(args: argparse.Namespace) -> Door:
     """Return the launcher's Door for a user who has given some flags in EXTRA_ARGS."""
     return LAUNCHER.with_others(extra_flags(args))

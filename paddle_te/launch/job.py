@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paddle_te.host import HOSTS, installed
 from paddle_te.launch import JobModule
-from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
+from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence, trains
 from paddle_te.launch.machines import LaunchError, find_devices, has_gpu
 from paddle_te.launch.peers import JOIN_SECONDS, Peers
 from paddle_te.launch.plan import Plan, plan_for
@@ -55,7 +55,7 @@ def _run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
     try:
         for folder in plan.folders:
             folder.mkdir(parents=True, exist_ok=True)
-        if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
+        if plan.nodes.rank == 0 and trains(args) and (kept := set_aside(plan.output, args.resume_step)):
             say(f"what an earlier run left and this one would write over is now in {kept}")
         if peers and peers.meet(say) is None:
             say(str(peers.failure))

@@ -132,6 +132,17 @@ def rotate_checkpoints(
             remove_checkpoint(folder)
 
 
+def displaced(output_dir: str | Path, resume_step: str | int) -> list[Path]:
+    """Return what a run that starts from `resume_step` moves out of its way, see `set_aside`."""
+    found: list[Path] = []
+    if resume_step != "auto":
+        start = -1 if resume_step == "none" else int(resume_step)
+        found += [folder for step, folder in checkpoints_in(output_dir) if step > start]
+    if resume_step == "none" or resume_step == "auto" and not saved_steps(output_dir):
+        found += finished_model(output_dir)
+    return found
+
+
 def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
     """Move checkpoints of later steps than a run starts from into a folder of their own, output_dir/earlier-N.
 
@@ -140,18 +151,12 @@ def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
     where a run starts anew, as it would write over them. resume_step: "auto", "none" or a number.
     Returns that folder, or None if there were none.
     """
-    later = []
-    if resume_step != "auto":
-        start = -1 if resume_step == "none" else int(resume_step)
-        later += [folder for step, folder in checkpoints_in(output_dir) if step > start]
-    if resume_step == "none" or resume_step == "auto" and not saved_steps(output_dir):
-        later += finished_model(output_dir)
-    if not later:
+    if not (moved := displaced(output_dir, resume_step)):
         return None
     output_dir = Path(output_dir)
     kept = next(folder for n in count(1) if not (folder := output_dir / f"earlier-{n}").exists())
     kept.mkdir()
-    for path in later:
+    for path in moved:
         path.rename(kept / path.name)
     return kept
 

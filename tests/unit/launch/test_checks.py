@@ -35,9 +35,12 @@ def test_weights_that_a_name_would_download_are_fetched_first():
         check_weights("model_name", "nowhere")
 
 
+ARGUMENTS = dict(OVERWRITE=False, init_weight="none", model_name="tiny-llama-demo", EXTRA_ARGS="")
+
+
 @pytest.mark.parametrize("resume_step", ["none", "auto"])
 def test_a_finished_model_is_not_written_over_unasked(tmp_path, resume_step):
-    args = Namespace(resume_step=resume_step, OVERWRITE=False, init_weight="none")
+    args = Namespace(resume_step=resume_step, **ARGUMENTS)
     (tmp_path / "config.json").touch()
     check_start(args, tmp_path, "output")
     (tmp_path / "model_state.pdparams").touch()
@@ -47,3 +50,30 @@ def test_a_finished_model_is_not_written_over_unasked(tmp_path, resume_step):
     (tmp_path / "checkpoint-10").mkdir()
     (tmp_path / "checkpoint-10/.checkpoint_done").touch()
     check_start(Namespace(**vars(args) | dict(resume_step="auto")), tmp_path, "output")
+
+
+@pytest.mark.parametrize(
+    "start, given",
+    [
+        ("model", dict(model_name="model")),
+        ("model", dict(init_weight="model")),
+        ("model", dict(EXTRA_ARGS="--lora_path model")),
+        ("model/checkpoint-10", dict(init_weight="model/checkpoint-10")),
+    ],
+)
+def test_what_a_run_starts_from_is_not_moved_aside(tmp_path, monkeypatch, start, given):
+    """Nor by another name; a run that does not train moves nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / start).mkdir(parents=True)
+    (tmp_path / start / "lora_model_state.pdparams").touch()
+    (tmp_path / start / "model_state.pdparams").touch()
+    (tmp_path / "output").symlink_to("model")
+    args = Namespace(**ARGUMENTS | dict(resume_step="none", OVERWRITE=True) | given)
+    for output in ("model", "output"):
+        with pytest.raises(
+            LaunchError, match=f"^[a-z_]+: the run reads .*/{start}, and .*{output}; set another output"
+        ):
+            check_start(args, tmp_path / output, "output")
+    check_start(args, tmp_path / "another", "output")
+    args.EXTRA_ARGS += " --do_train false"
+    check_start(Namespace(**vars(args) | dict(OVERWRITE=False)), tmp_path / "output", "output")

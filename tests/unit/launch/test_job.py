@@ -34,3 +34,13 @@ def test_a_full_disk_is_one_line(start, tmp_path, capsys):
 def test_other_faults_are_shown_whole(start):
     with pytest.raises(OSError, match="the reason"):
         start(errno.ENOENT)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_only_training_moves_a_finished_model_aside(monkeypatch, tmp_path, trains):
+    model = tmp_path / "model_state.pdparams"
+    model.touch()
+    monkeypatch.setattr(job, "_starts", lambda *arguments: 0)
+    extra = "" if trains else "--do_train false --do_eval true"
+    assert main(["pretrain", *WORDS, f"--OUTPUT_DIR={tmp_path}", f"--EXTRA_ARGS={extra}", "--OVERWRITE=1"]) == 0
+    assert model.exists() == (not trains) == (not (tmp_path / "earlier-1" / model.name).exists())
