@@ -86,8 +86,8 @@ def test_large_cross_entropy(generator):
     assert relative(x.grad.numpy(), p * counts[:, None]) < 1e-5
 
 
-# a warp for a row, 256 threads, and rows whose sums do not fit into shared memory
-@pytest.mark.parametrize("rows, columns", [(60000, 128), (4100, 4096), (9, 13000)])
+# a warp for a row, 256 threads, and rows whose sums do not fit into shared memory, or just not beside a reduction
+@pytest.mark.parametrize("rows, columns", [(60000, 128), (4100, 4096), (9, 13000), (9, 12288)])
 @pytest.mark.parametrize("dtype, bound", [("float32", 3e-6), ("bfloat16", 5e-3)])
 def test_large_rms_norm(dtype, bound, rows, columns, generator):
     x, weight, grad = (

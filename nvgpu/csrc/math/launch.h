@@ -362,11 +362,13 @@ void ForEachRow(Stream stream, int64_t rows, Function function, int threads = kT
   CheckLaunch();
 }
 
+constexpr size_t kMostScratch = (48 << 10) - 1024;  // every GPU has 48 KiB unasked, of which Team's sums take some
+
 // function(team, n) for every n < stretches. bytes: of scratch memory that a team would use.
 template <typename Function>
 void ForEachStretch(Stream stream, int64_t stretches, Function function, int threads, size_t bytes) {
   if (stretches == 0) return;
-  if (bytes > 48 << 10) bytes = 0;  // more than every GPU has without being asked
+  if (bytes > kMostScratch) bytes = 0;
   const auto blocks = std::min<int64_t>(stretches, 1 << 20);
   StretchKernel<<<blocks, threads, bytes, static_cast<cudaStream_t>(stream)>>>(stretches, function, bytes > 0);
   CheckLaunch();
