@@ -22,7 +22,7 @@ from paddle_te.training.callback import Callback, Control, State
 from paddle_te.training.fp8_statistics import WORST
 
 
-def model_flops_per_token(config: HostConfig) -> int:
+def model_flops_per_token(config: HostConfig, lora: bool = False) -> int:
     """Return the floating-point operations that training needs per token, forward and backward, without recomputation.
 
     6 per weight that is multiplied (2 forward, 4 backward; of experts those of one token, the embedding's lookup has
@@ -32,10 +32,11 @@ def model_flops_per_token(config: HostConfig) -> int:
 
     Args:
         config: the model's, PaddleNLP's object; its seq_length is the tokens in a sample (T).
+        lora: the weights are frozen and have no gradients: 4 per weight. What A and B need is not counted.
     """
-    model = Model.of(config)
+    model, each = Model.of(config), 4 if lora else 6
     weights = model.layers * model.active_weights + model.embedding
-    return 6 * weights + 12 * model.layers * model.hidden * config.seq_length
+    return each * weights + 12 * model.layers * model.hidden * config.seq_length
 
 
 # Part of the device's name: dense bf16 and fp8 TFLOP/s. The first match counts. From NVIDIA's data sheets of each
@@ -133,10 +134,10 @@ class ThroughputCallback(Callback):
         self.records: list[dict[str, Any]] = []
 
     @classmethod
-    def of(cls, config: HostConfig) -> Self:
+    def of(cls, config: HostConfig, lora: bool = False) -> Self:
         """Return the callback for a model of PaddleNLP's configuration; its seq_length says how long a sample is."""
         peak = peak_tflops(device_name(), LayerOptions.of(config).use_fp8)
-        return cls(run_name(config), config.seq_length, model_flops_per_token(config), peak)
+        return cls(run_name(config), config.seq_length, model_flops_per_token(config, lora), peak)
 
     def _count_time(self) -> None:
         now = time.perf_counter()

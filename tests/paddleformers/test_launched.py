@@ -75,17 +75,22 @@ def curve(folder, name):
 
 
 def check_speeds(folder, model):
-    """The host's tracker has got speed and memory, and TFLOP/s are those of the model's matrices and attention."""
+    """The host's tracker has got speed, memory and TFLOP/s."""
     lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
     for name in ("tokens_per_second", "peak_memory_bytes"):
         logged = {line["step"]: line[name] for line in lines}
         # trackers get tokens/s to one decimal, and VisualDL keeps float32
         assert curve(folder, f"train/{name}") == pytest.approx(logged, rel=1e-6, abs=0.051)
     assert [*curve(folder, "train/model_tflops_per_device")] == [1, 2, 3, 4]
+    check_flops(folder, model, 6)
+
+
+def check_flops(folder, model, each):
+    """TFLOP/s are those of the model's matrices, so many for a weight and a token, and of attention."""
     summary, config = (json.loads(path.read_text()) for path in (folder / "train_summary.json", model / "config.json"))
     arrays = {name: array for path in model.glob("*.safetensors") for name, array in load_file(path).items()}
     matrices = sum(array.size for name, array in arrays.items() if array.ndim == 2 and "embed_tokens" not in name)
-    flops = 6 * matrices + 12 * config["num_hidden_layers"] * config["hidden_size"] * summary["seq_length"]
+    flops = each * matrices + 12 * config["num_hidden_layers"] * config["hidden_size"] * summary["seq_length"]
     assert summary["model_tflops_per_device"] == pytest.approx(summary["tokens_per_second"] * flops / 1e12)
 
 
@@ -135,6 +140,7 @@ def test_fine_tuning(start, tmp_path, method):
     assert len(ours) == STEPS and ours[-1] < ours[0]
     made = "peft_model.safetensors.index.json" if method == "lora" else "model.safetensors.index.json"
     assert (folder / made).is_file()
+    check_flops(folder, start / "model", 4 if method == "lora" else 6)
     if PADDLENLP:
         theirs = losses(launch("finetune", PADDLENLP, **settings, output=tmp_path / "paddlenlp")[0])
         alike = STEPS if method == "full" else 1  # the matrices A of LoRA are drawn

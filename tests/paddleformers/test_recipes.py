@@ -2,16 +2,20 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddleformers bash scripts/test.sh")
 
+from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
+from paddleformers.transformers.kimi_k2.configuration import KimiK2Config
 from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddleformers.export import export
 from paddle_te.hosts.paddleformers.recipes import check_recipe, check_training, train
+from paddle_te.hosts.paddleformers.trainer import OurTrainer
 from tests.paddleformers.recipe import STEPS, indexed, losses_in, write_indexed
 from tests.paddleformers.test_checkpoints import weights_in
 from tests.te_weights import SIZES, relative
@@ -194,3 +198,13 @@ def test_another_family_is_refused(tmp_path):
     with pytest.raises(ValueError, match="model_type='qwen2'.*paddlefleet"):
         check_recipe(recipe)
     check_recipe(recipe | dict(transformer_engine_backend="none"))
+
+
+def test_other_families_have_other_configurations(monkeypatch):
+    """PaddleFormers' own layers train them; only ours read what Llama's has."""
+    asked = []
+    monkeypatch.setattr(SFTTrainer, "create_optimizer_and_scheduler", lambda self, steps: asked.append(steps))
+    trainer = OurTrainer.__new__(OurTrainer)
+    trainer.args, trainer.model = SimpleNamespace(warmup_steps=0), SimpleNamespace(config=KimiK2Config())
+    trainer.create_optimizer_and_scheduler(STEPS)
+    assert asked == [STEPS]

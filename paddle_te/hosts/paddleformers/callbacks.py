@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import paddle.distributed as dist
+from paddleformers.peft import LoRAModel
 
 from paddle_te import manifest
 from paddle_te.configs.families import LLAMA
@@ -40,15 +41,15 @@ def install_callbacks(trainer: HostTrainer) -> None:
     that completes a checkpoint, whose seconds are not those of a step. The others read what all before them decide.
     """
     config, length = trainer.model.config, trainer.args.max_seq_len
-    callbacks = trainer.callback_handler.callbacks
-    callbacks[:0] = [CompleteCallback(), _throughput(config, length)]
+    callbacks, lora = trainer.callback_handler.callbacks, isinstance(trainer.model, LoRAModel)
+    callbacks[:0] = [CompleteCallback(), _throughput(config, length, lora)]
     callbacks += [LinesCallback(run_name(config), length), HeartbeatCallback()]
 
 
-def _throughput(config: HostConfig, length: int) -> ThroughputCallback:
+def _throughput(config: HostConfig, length: int, lora: bool) -> ThroughputCallback:
     """Return the callback that measures, without TFLOP/s for a family whose configuration is not read here."""
     if config.model_type != LLAMA.model_type:
         return ThroughputCallback(run_name(config), length)
     ours = decoder_config(config)
     ours.seq_length = length
-    return ThroughputCallback.of(ours)
+    return ThroughputCallback.of(ours, lora)

@@ -58,7 +58,6 @@ class OurTrainer(WeighedTrainer, TellingTrainer, SFTTrainer):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         tell_long_warm_up(self.args, num_training_steps)
-        fp8_state.tell_fp8_attention(decoder_config(self.model.config), self.args)
         super().create_optimizer_and_scheduler(num_training_steps)
 
     def training_step(self, model: HostModel, inputs: Batch, step_control: int = 0) -> Tensor:
@@ -92,6 +91,10 @@ class TETrainer(OurTrainer):
     def __init__(self, *, args: HostArguments, data_collator: Callable[..., Any], **kwargs: Any) -> None:
         collator = Collator(data_collator, in_pipeline=args.pipeline_model_parallel_size > 1)
         super().__init__(args=args, data_collator=collator, **kwargs)
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        fp8_state.tell_fp8_attention(decoder_config(self.model.config), self.args)
+        super().create_optimizer_and_scheduler(num_training_steps)
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
         """Return PaddleFormers' optimizer, with AdamW and clipping in one pass where that can be.

@@ -114,10 +114,7 @@ def count_real_tokens(trainer: HostTrainer, config: HostConfig, tokens: float, l
     """
     config = copy.deepcopy(config)
     config.seq_length = tokens
-    flops: float = model_flops_per_token(config) * (1 + forwards / 3)
-    if lora:
-        config.seq_length = 0
-        flops -= model_flops_per_token(config) / 3  # a frozen weight has no gradient: 4 instead of 6 a weight
+    flops = model_flops_per_token(config, lora) + model_flops_per_token(config) * forwards / 3
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, ThroughputCallback):
             callback.seq_length, callback.flops_per_token = tokens, flops

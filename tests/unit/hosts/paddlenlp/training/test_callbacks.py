@@ -281,6 +281,8 @@ def test_flops_count_every_product_of_the_model(tiny_config, seed, kv_heads):
     query_keys = attention_values = 2 * SEQ_LENGTH * config.hidden_size
     forward += config.num_hidden_layers * (query_keys + attention_values)
     assert model_flops_per_token(config) == 3 * forward
+    weights = sum(rows * columns for rows, columns in products)
+    assert model_flops_per_token(config, lora=True) == 3 * forward - 2 * weights, "which have no gradients"
 
 
 def test_exact_loss_undoes_the_trainers_rounding(seed):
