@@ -267,7 +267,7 @@ def load_config(folder: str | Path, backend: str = "none", **settings: Any) -> H
     # a checkpoint of another run brings that run's flags along
     own = dict(transformer_engine_backend=backend, use_fp8=False, fp8_lm_head=False, sequence_parallel=False)
     own |= dict(tensor_parallel_degree=1, pipeline_parallel_degree=1, virtual_pp_degree=1)
-    own |= dict(use_fused_linear_cross_entropy=False)
+    own |= dict(use_fused_linear_cross_entropy=False, fuse_wgrad_accumulation=False)
     for name, value in {**own, **settings}.items():
         setattr(config, name, value)
     return config

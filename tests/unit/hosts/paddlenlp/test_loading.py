@@ -64,6 +64,16 @@ def test_weights_are_opened_once(monkeypatch, tmp_path, seed):
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize("where", [True, "grad"])
+def test_what_a_te_run_has_saved_computes_on_pd(tmp_path, seed, where):
+    """Its configuration says where te's GEMMs added up gradients, which pd's do not."""
+    LlamaForCausalLM(tiny_config(fuse_wgrad_accumulation=False)).save_pretrained(str(tmp_path))
+    path, ids = tmp_path / "config.json", paddle.randint(0, 96, [1, 9])
+    want = load_model(tmp_path, "paddle")(ids)[0]
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(fuse_wgrad_accumulation=where)))
+    np.testing.assert_array_equal(load_model(tmp_path, "paddle")(ids)[0].numpy(), want.numpy())
+
+
 def test_quantized_as_they_are_read(tmp_path, seed):
     """The host holds at most twice the largest tensor at a time, and the bytes are those of any layout and run."""
     sizes = dict(vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=3)
