@@ -39,7 +39,7 @@ def _has_download(name: str | None) -> bool:
 
 def read_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return the model's config.json. PaddleFormers has layers of its own for what these ones do not compute."""
-    if recipes.find(args.model_name):
+    if recipes.find(args.model_name) and not Path(args.model_name).is_dir():
         raise LaunchError(f"model_name: {args.model_name!r} is a recipe; it stands before all other arguments")
     try:
         said = configs.read_model(args.model_name)

@@ -1,6 +1,7 @@
 """Run files: the same plan from the launcher's words and PaddleNLP's, what overrides what, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -223,6 +224,9 @@ def test_models_and_folders_are_no_misspelt_recipes(file, tmp_path):
     assert not any(run_files.is_run_file([name]) for each in configs.known_names() for name in (each, each.lower()))
 
 
-def test_a_recipe_that_does_not_come_first_is_no_model(file):
+def test_a_recipe_that_does_not_come_first_is_no_model(file, tmp_path):
     text = refusal(pretrain, ["--TP=1", "--model_name=llama3-8b-8xh100-fp8"])
     assert text == "model_name: 'llama3-8b-8xh100-fp8' is a recipe; it stands before all other arguments"
+    Path("model").rename("llama3-8b-8xh100-fp8")  # somebody's model, which that recipe has made
+    words = "--model_name llama3-8b-8xh100-fp8 --dataset questions --output out --TP 1 --backend te".split()
+    assert plan(finetune, words)[0].output == tmp_path / "out"
