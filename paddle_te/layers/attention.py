@@ -277,7 +277,8 @@ class MultiHeadAttention(BackendLayer):
         if context.with_cache:
             return self._attend_with_cache(qkv, context, attention)
         if context.recompute_core_attention:
-            return recompute(self._attend, qkv, context, attention), None
+            # by its name, as its offset, a parameter, is no argument of which `recompute` returns the gradient
+            return recompute(self._attend, qkv, context, attention=attention), None
         return self._attend(qkv, context, attention), None
 
     def _sequence_length(self, x: Tensor) -> int:

@@ -19,6 +19,7 @@ HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
 BATCH, TOKENS, STEPS, MICRO_BATCHES = 2, 32, 2, 2
 LLAMA, GPT = {}, dict(bias=True, normalization="LayerNorm", activation="gelu")
 OLMO = dict(norms="after", qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_over="all")
+SINKS = dict(softmax_type="learnable")
 BOTH = dict(norms="both", rotary_pos_interleaved=True, qk_norm_type="RMSNorm", qk_norm_before_rope=True)
 SINGLE = [(name,) for name in RECOMPUTE_MODULES if not name.startswith("moe")]  # those of layers without experts
 TOGETHER = [("layernorm", "mlp_act", "core_attn"), ("layernorm", "mlp")]  # all that can be at the same time
@@ -81,17 +82,19 @@ def train(seed, backend, parts, recipe, micro_batches, **options):
         (GPT, 1),
         (OLMO, 1),
         (BOTH, 1),
+        (SINKS, 1),
     ],
-    ids=["llama", "llama in grad", "gpt", "olmo", "norms on both sides"],
+    ids=["llama", "llama in grad", "gpt", "olmo", "norms on both sides", "sinks"],
 )
 def test_te_gives_the_same_bits(seed, options, micro_batches, recipe):
     """With two micro-batches, whose fp8 weights are kept and whose gradients are added up, and with one."""
     check_bits(seed, "transformer_engine", recipe, micro_batches, options)
 
 
+@pytest.mark.parametrize("options", [GPT, SINKS], ids=["gpt", "sinks"])
 @pytest.mark.parametrize("recipe", [None, DELAYED], ids=["float32", "delayed"])
-def test_pd_gives_the_same_bits(seed, recipe):
-    check_bits(seed, "paddle", recipe, 1, GPT)
+def test_pd_gives_the_same_bits(seed, recipe, options):
+    check_bits(seed, "paddle", recipe, 1, options)
 
 
 def check_bits(seed, backend, recipe, micro_batches, options):
