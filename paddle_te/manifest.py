@@ -13,7 +13,6 @@ no NumPy: the launcher reads manifests, too.
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import xxhash
 
 from paddle_te import typed
 from paddle_te.files import open_file, read_file, real_path
+from paddle_te.folders import step_of
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -221,8 +221,8 @@ def steps(folder: str | Path, manifest: Manifest | None) -> dict[str, int]:
         ("its folder's name", Path(folder).absolute()),
         ("the folder that it links to", real_path(folder)),
     ):
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and int(match[1]) not in found.values():
-            found[what] = int(match[1])
+        if (step := step_of(path)) is not None and step not in found.values():
+            found[what] = step
     if manifest and manifest.run.get("step") is not None:
         found[MANIFEST] = manifest.run["step"]
     return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_te import configs, recipes
 from paddle_te.configs.reading import remarks
+from paddle_te.folders import MODEL_WEIGHTS, files_of, is_adapter, of_run, weights_in
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.launch.flags import extra_flags, trains
@@ -21,7 +22,7 @@ from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
-from paddle_te.runs.checkpoints import displaced, find_checkpoint, finished_model, saved_steps
+from paddle_te.runs.checkpoints import displaced, find_checkpoint, saved_steps
 
 if TYPE_CHECKING:
     from paddle_te.data.tokenizer import Tokenizer
@@ -189,7 +190,7 @@ def _check_kept(args: argparse.Namespace, output: Path, output_name: str, there:
     starts = {"model_name": args.model_name, "init_weight": args.init_weight} | extra_flags(args)
     for name in ("model_name", "init_weight", "lora_path"):
         start = Path(str(starts.get(name))).expanduser().resolve()
-        if not moved.isdisjoint({start, *finished_model(start)}):
+        if not moved.isdisjoint({start, *weights_in(start)}):
             raise LaunchError(
                 f"{name}: the run reads {start}, and would write over it in {output}; set another {output_name}"
             )
@@ -199,7 +200,7 @@ def _check_kept(args: argparse.Namespace, output: Path, output_name: str, there:
             f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
             f"resume with auto or a step, {remedy}"
         )
-    if not there and (model := finished_model(output)) and not args.OVERWRITE:
+    if not there and (model := weights_in(output)) and not args.OVERWRITE:
         raise LaunchError(
             f"{output} holds a finished model ({model[0].name}) and no checkpoint to go on from; {remedy}"
         )
@@ -207,8 +208,6 @@ def _check_kept(args: argparse.Namespace, output: Path, output_name: str, there:
 
 def check_weights(name: str, value: str) -> None:
     """Check that the argument `name` is a folder with weights."""
-    from paddle_te.weights.contents import is_adapter, of_run  # here, as they import NumPy
-
     folder = Path(value).expanduser()
     if not value or not folder.is_dir():
         raise LaunchError(f"{name}: there is no folder {value!r}{_fetch(value)}")
@@ -216,8 +215,8 @@ def check_weights(name: str, value: str) -> None:
         tuned = "give the model's folder, and the adapter with --lora_path"
         remedy = "merge it first, with paddle-te convert --lora_path" if name == "init_weight" else tuned
         raise LaunchError(f"{name}: {value!r} holds a LoRA adapter, not a model: {remedy}")
-    if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
-        raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors{of_run(folder)}")
+    if not files_of(folder, MODEL_WEIGHTS):
+        raise LaunchError(f"{name}: {value!r} holds neither model_state* nor model*.safetensors{of_run(folder)}")
 
 
 def _fetch(name: str) -> str:

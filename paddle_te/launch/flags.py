@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_te.configs.spec import spec_of
+from paddle_te.folders import checkpoint_folder
 from paddle_te.host import PADDLENLP
 from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
 from paddle_te.launch import JobModule
@@ -46,7 +47,7 @@ def common(options: Iterable[Option], args: argparse.Namespace, device: str, wor
 
 def of_folder(args: argparse.Namespace, output: Path) -> dict[str, object]:
     """Return the flags for the run's folder, and for the checkpoint there that it goes on from."""
-    resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
+    resume = checkpoint_folder(output, args.resume_step) if isinstance(args.resume_step, int) else args.resume_step
     return {"output_dir": output, "resume_from_checkpoint": None if resume == "none" else resume}
 
 

@@ -6,20 +6,19 @@ that looks complete and is not. A complete one is good when it agrees with its m
 may have damaged it since. Knows neither Paddle nor PaddleNLP.
 """
 
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+from paddle_te.folders import checkpoint_folder, checkpoints_in, weights_in
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, damage, sync
 
 PADDLEFORMERS_STATE = "trainer_state.bin"  # PaddleNLP's is trainer_state.json
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
-_WEIGHTS = "model_state*", "model*.safetensors*", "lora_model_state*", "peft_model*.safetensors*", "adapter_model*"
 
 
 class OutputArguments(Protocol):
@@ -53,15 +52,6 @@ def host_of(folder: str | Path) -> str:
     return PADDLEFORMERS if (Path(folder) / PADDLEFORMERS_STATE).is_file() else PADDLENLP
 
 
-def checkpoints_in(output_dir: str | Path) -> list[tuple[int, Path]]:
-    """Return [(step, folder)] of the checkpoints below output_dir, complete or not, oldest first."""
-    found = []
-    for folder in Path(output_dir).glob("checkpoint-*"):
-        if match := re.fullmatch(r"checkpoint-(\d+)", folder.name):
-            found.append((int(match[1]), folder))
-    return sorted(found)
-
-
 def complete_checkpoints(output_dir: str | Path) -> list[tuple[int, Path]]:
     """Return [(step, folder)] of the complete checkpoints below output_dir, oldest first."""
     return [(step, folder) for step, folder in checkpoints_in(output_dir) if is_complete(folder)]
@@ -70,11 +60,6 @@ def complete_checkpoints(output_dir: str | Path) -> list[tuple[int, Path]]:
 def saved_steps(output_dir: str | Path) -> str:
     """Return the steps of the complete checkpoints, for messages: "10, 20"; "" without any."""
     return ", ".join(str(step) for step, _ in complete_checkpoints(output_dir))
-
-
-def finished_model(output_dir: str | Path) -> list[Path]:
-    """Return the files of weights that a finished run of fine-tuning has left in output_dir itself."""
-    return sorted(path for pattern in _WEIGHTS for path in Path(output_dir).glob(pattern))
 
 
 def check_new_run(args: OutputArguments) -> None:
@@ -139,7 +124,7 @@ def displaced(output_dir: str | Path, resume_step: str | int) -> list[Path]:
         start = -1 if resume_step == "none" else int(resume_step)
         found += [folder for step, folder in checkpoints_in(output_dir) if step > start]
     if resume_step == "none" or resume_step == "auto" and not saved_steps(output_dir):
-        found += finished_model(output_dir)
+        found += weights_in(output_dir)
     return found
 
 
@@ -182,7 +167,7 @@ def find_checkpoint(
         return None
     if resume == "auto":
         return _newest_good(output_dir, check, warn)
-    folder = Path(output_dir) / f"checkpoint-{resume}" if str(resume).isdigit() else Path(str(resume))
+    folder = checkpoint_folder(output_dir, resume) if str(resume).isdigit() else Path(str(resume))
     if not is_complete(folder):
         state = "not complete: training stopped while it was written" if folder.is_dir() else "not there"
         raise FileNotFoundError(

@@ -7,7 +7,6 @@ to the standard output. Exit status: 0 all are good, 1 one is not, 2 there is no
 """
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -15,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_te import manifest
+from paddle_te.folders import checkpoints_in, step_of
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.options.option import PATH
-from paddle_te.runs.checkpoints import PADDLEFORMERS_STATE, checkpoints_in, host_of, is_complete
+from paddle_te.runs.checkpoints import PADDLEFORMERS_STATE, host_of, is_complete
 from paddle_te.table import in_columns
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, read_object, read_state
 from paddle_te.weights.run_states import check_run_state
@@ -107,7 +107,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints that an argument means. Raises FileNotFoundError where there is none."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
-    if is_complete(folder) or re.fullmatch(r"checkpoint-\d+", folder.name):
+    if is_complete(folder) or step_of(folder) is not None:
         return [folder]
     there = [checkpoint for _, checkpoint in checkpoints_in(folder) or checkpoints_in(folder / "output")]
     if not there:

@@ -19,13 +19,12 @@ before pd2te (noted in config.json); --[no-]fuse_attention_qkv and --[no-]fuse_a
 import argparse
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
+from paddle_te.folders import is_adapter
 from paddle_te.options.option import PATH, RANKS, WORKERS
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.adapters.peft import convert_adapter
-from paddle_te.weights.contents import is_adapter
 from paddle_te.weights.conversion import FORMATS, MODES
 from paddle_te.weights.inspection import inspect
 from paddle_te.weights.tensors import NUMBERS
@@ -113,7 +112,7 @@ def main() -> None:
         if only_inspect:
             print(inspect(input_path, arguments["num_attention_heads"], arguments["num_key_value_heads"]))
             return
-        if is_adapter(Path(input_path)):
+        if is_adapter(input_path):
             _convert_adapter(input_path, output_path, arguments, parser)
             left_out = []
         else:

@@ -18,9 +18,6 @@ from paddle_te.weights.tensors import CheckpointError
 PICKLES = (".pdparams", ".pdopt", ".pth")
 TRAINER_STATE = "trainer_state.json"
 MOST = {"epoch": 2**31, "consumed_samples": 2**62}  # that a run counts
-# What says that a folder holds a LoRA adapter, and PaddleNLP's files with the weights of one
-PEFT_ADAPTER, PADDLE_ADAPTER = "adapter_config.json", "lora_config.json"
-PADDLE_ADAPTER_FILES = ("lora_model_state*", "peft_model*")
 
 # What makes a folder of weights loadable; a Trainer's own state (optimizer, scheduler, random state) is not carried.
 COMPANIONS = re.compile(
@@ -65,23 +62,6 @@ def check_contents(path: str | Path) -> None:
     for file_format in (safetensors, pdparams):
         if path.name.endswith(f"{file_format.SUFFIX}.index.json"):
             _check_index(path, file_format.SUFFIX)
-
-
-def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds a LoRA adapter, and no model."""
-    said = any((folder / name).is_file() for name in (PEFT_ADAPTER, PADDLE_ADAPTER))
-    return said and not any(True for pattern in ("model_state*", "model*.safetensors") for _ in folder.glob(pattern))
-
-
-def of_run(folder: Path) -> str:
-    """Return what to say of a run's folder, which holds no weights itself: its newest checkpoint; "" for others."""
-    found = {
-        int(path.name.removeprefix("checkpoint-")): path
-        for place in (folder, folder / "output")
-        for path in place.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdecimal()
-    }
-    return f"; the run's newest checkpoint is {found[max(found)]}" if found else ""
 
 
 def merge_command(adapter: str | Path, base: str | Path = commands.MODEL) -> str:

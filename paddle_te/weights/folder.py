@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from paddle_te.configs import ModelConfig
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
+from paddle_te.folders import is_adapter, of_run
 from paddle_te.weights import mxfp4, pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
-from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command, of_run
+from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, merge_command
 from paddle_te.weights.dims import Dims
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.float8 import BlockScaledRef, with_scales

@@ -10,11 +10,12 @@ from math import prod
 from pathlib import Path
 
 from paddle_te import commands
+from paddle_te.folders import is_adapter
 from paddle_te.manifest import MANIFEST
 from paddle_te.table import in_columns
 from paddle_te.weights.adapters import Adapter, open_adapter
 from paddle_te.weights.adapters.peft import base_of, peft_command
-from paddle_te.weights.contents import TRAINER_STATE, is_adapter, merge_command, read_state
+from paddle_te.weights.contents import TRAINER_STATE, merge_command, read_state
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
 from paddle_te.weights.optimizer import STATE_FILES, is_unified
 from paddle_te.weights.resharding import saved_degrees
@@ -27,7 +28,7 @@ def inspect(folder: str | Path, num_attention_heads: int | None = None, num_key_
     The ranks of tensor parallelism have tensors of the same names and shapes, so the table lists those of the first.
     Arguments and errors as `open_checkpoint`'s, and CheckpointError for a damaged trainer_state.json.
     """
-    if Path(folder).is_dir() and is_adapter(Path(folder)):
+    if is_adapter(folder):
         adapter = open_adapter(folder)
         return _as_text(_adapter_facts(adapter), _adapter_rows(adapter))
     checkpoint = open_checkpoint(folder, num_attention_heads, num_key_value_heads)

@@ -1,7 +1,6 @@
 """What a launched run tells its launcher and leaves in its folder, by callbacks of PaddleFormers' Trainer."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import paddle.distributed as dist
@@ -9,6 +8,7 @@ from paddleformers.peft import LoRAModel
 
 from paddle_te import manifest
 from paddle_te.configs.families import LLAMA
+from paddle_te.folders import checkpoint_folder
 from paddle_te.host import HostArguments, HostConfig, HostTrainer
 from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.runs.checkpoints import flush
@@ -27,7 +27,7 @@ class CompleteCallback(Callback):
         if args.world_size > 1:
             dist.barrier()  # all ranks have written their files
         if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            folder = checkpoint_folder(args.output_dir, state.global_step)
             flush(folder)
             names = manifest.file_names(folder)
             manifest.mark_complete(folder, manifest.Manifest(manifest.records(folder, names), {}))

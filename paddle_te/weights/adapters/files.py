@@ -12,16 +12,11 @@ import numpy as np
 
 from paddle_te.configs.families import Family
 from paddle_te.configs.spec import ModelSpec
+from paddle_te.folders import PADDLE_ADAPTER, PADDLE_ADAPTER_WEIGHTS, PEFT_ADAPTER, files_of
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.adapters.names import Form, form_of
 from paddle_te.weights.adapters.settings import Settings, read_settings
-from paddle_te.weights.contents import (
-    COMPANIONS,
-    PADDLE_ADAPTER,
-    PADDLE_ADAPTER_FILES,
-    PEFT_ADAPTER,
-    check_contents,
-)
+from paddle_te.weights.contents import COMPANIONS, check_contents
 from paddle_te.weights.dims import Dims, concat
 from paddle_te.weights.folder import dims_of, read_index
 from paddle_te.weights.layout import EXPERT, SPLIT_AXIS, Part, Place
@@ -165,7 +160,7 @@ def _peft_tensors(folder: Path) -> Tensors:
 
 def _paddle_tensors(folder: Path) -> Tensors:
     """Return the tensors of the one form of PaddleNLP's and PaddleFormers' files that is there."""
-    found = [path for pattern in PADDLE_ADAPTER_FILES for path in sorted(folder.glob(pattern))]
+    found = files_of(folder, PADDLE_ADAPTER_WEIGHTS)
     for path in found:
         check_contents(path)
     names, tensors = {path.name for path in found}, []

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from paddle_te import commands
+from paddle_te.folders import PEFT_ADAPTER
 from paddle_te.weights import safetensors
 from paddle_te.weights.adapters.files import PEFT_WEIGHTS, Adapter, LowRank, all_parts, open_adapter
 from paddle_te.weights.adapters.names import Form, forms_of
 from paddle_te.weights.adapters.settings import Settings
-from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, convert_command, merge_command
+from paddle_te.weights.contents import check_contents, check_own, convert_command, merge_command
 from paddle_te.weights.dims import Dims
 from paddle_te.weights.files import check_new, copy_file, new_folder, write_json
 from paddle_te.weights.folder import dims_of

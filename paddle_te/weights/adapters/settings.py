@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from paddle_te import typed
-from paddle_te.weights.contents import PADDLE_ADAPTER, PEFT_ADAPTER, read_object
+from paddle_te.folders import PADDLE_ADAPTER, PEFT_ADAPTER
+from paddle_te.weights.contents import read_object
 from paddle_te.weights.tensors import CheckpointError
 
 # Of training, or of how a file came about; A and B mean the same whatever they say.

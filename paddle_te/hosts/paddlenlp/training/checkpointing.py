@@ -14,7 +14,6 @@ import paddle
 import paddle.distributed as dist
 from paddlenlp.trainer import IntervalStrategy, Trainer
 from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
 from paddlenlp.transformers.model_utils import _add_variant
 from paddlenlp.utils.env import PADDLE_WEIGHTS_NAME
@@ -24,6 +23,7 @@ from paddle_te import fp8, manifest
 from paddle_te.configs.spec import spec_of
 from paddle_te.data.course import Course
 from paddle_te.distributed import TensorParallel, gather_objects, gather_weights
+from paddle_te.folders import checkpoint_folder
 from paddle_te.host import HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, stage_layer_names
 from paddle_te.hosts.paddlenlp.lora import read_lora
@@ -161,7 +161,7 @@ class CheckpointingTrainer(Trainer):
         tensors that are not finite.
         """
         args, start = self.args, time.perf_counter()
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        folder = checkpoint_folder(args.output_dir, self.state.global_step)
         self._note_place()
         gather_weights(self.optimizer)
         self.watch.check_before_saving(self.model, scaled_recipe(self.model.config))

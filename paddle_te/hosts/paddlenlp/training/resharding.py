@@ -20,6 +20,7 @@ from paddle import Tensor
 from paddlenlp.trainer.trainer_utils import OptimizerNames
 
 from paddle_te import manifest
+from paddle_te.folders import PADDLE_ADAPTER_WEIGHTS, files_of
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_weights, read_share
 from paddle_te.optimizer.holding import held_by, layers_of
@@ -112,7 +113,7 @@ def broken_state(folder: str | Path, args: HostArguments) -> list[str]:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return any(folder.glob("lora_model_state*")) or any(folder.glob("peft_model*"))
+    return bool(files_of(folder, PADDLE_ADAPTER_WEIGHTS))
 
 
 def _is_paddlenlps_own(args: HostArguments) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from paddle_te import fp8, manifest
 from paddle_te.data.course import Course
 from paddle_te.distributed import gather_objects
+from paddle_te.folders import step_of
 from paddle_te.host import HostArguments
 from paddle_te.hosts.paddlenlp.loading import read_config
 from paddle_te.hosts.paddlenlp.training.early_stopping import has_stopped
@@ -45,7 +46,9 @@ def find_to_resume(args: HostArguments) -> str | None:
     for line in passed_over:
         logger.warning(line)
     if checkpoint and passed_over and args.process_index == 0:
-        kept = set_aside(args.output_dir, int(Path(checkpoint).name.removeprefix("checkpoint-")))
+        step = step_of(checkpoint)
+        assert step is not None  # only "auto" passes some over, and finds the others by their steps
+        kept = set_aside(args.output_dir, step)
         logger.warning(f"this run resumes from {checkpoint}; the checkpoints of later steps were moved to {kept}")
     if checkpoint and args.load_best_model_at_end:
         _check_best(checkpoint, check)
