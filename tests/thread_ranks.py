@@ -9,7 +9,7 @@ import paddle
 
 from paddle_te import fp8
 from paddle_te.distributed import Pending, TensorParallel
-from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear, stored_weights
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, base, stored_weights
 
 # 128, for block scaling, divides each rank's
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 16, 8, 16
@@ -122,7 +122,7 @@ class Rank(TensorParallel):
 
 def make(monkeypatch, tp=None, **options):
     monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False: tp)
-    monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
+    monkeypatch.setattr(base, "get_rng_state_tracker", lambda: paddle.nn.Layer)
     monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
     options |= dict(set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel)
     return TransformerLayer(

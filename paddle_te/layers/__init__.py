@@ -5,10 +5,13 @@ Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer t
 """
 
 from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
+from paddle_te.layers.base import stored_weights
 from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.dropout import dropout_add
-from paddle_te.layers.linear import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm, stored_weights
+from paddle_te.layers.linear import LayerNormLinear, Linear
 from paddle_te.layers.mla import MLAConfig, MLASelfAttention
+from paddle_te.layers.mlp import LayerNormMLP
+from paddle_te.layers.norm import LayerNorm, RMSNorm
 from paddle_te.layers.replacement import replace_linear
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer

@@ -11,10 +11,12 @@ from paddle import Tensor, nn
 
 from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling, has_fp8_backward
+from paddle_te.layers.base import BackendLayer, local_size, mark_split
 from paddle_te.layers.context import Context, KeyValue, takes_context
 from paddle_te.layers.dropout import add_to_residual
-from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size, norm_of
+from paddle_te.layers.linear import LayerNormLinear, Linear
 from paddle_te.layers.masks import additive_mask
+from paddle_te.layers.norm import RMSNorm, norm_of
 from paddle_te.layers.ring_attention import ring_attention
 from paddle_te.layers.settings import AttentionSettings, CoreSettings, LayerSettings, takes
 from paddle_te.ops.heads import Attention, AttentionQuantizers, Heads, Scores
@@ -49,7 +51,7 @@ class DotProductAttention(BackendLayer):
         zeros, dtype = nn.initializer.Constant(0.0), settings.params_dtype or paddle.get_default_dtype()
         offset = self.create_parameter([heads], dtype=dtype, default_initializer=zeros)
         if self.tp is not None:
-            offset.is_distributed, offset.split_axis = True, 0
+            mark_split(offset, 0)
         return offset
 
     def attention(self, cu_seqlens: Tensor | None = None, quantizers: AttentionQuantizers | None = None) -> Attention:
@@ -190,7 +192,7 @@ class MultiHeadAttention(BackendLayer):
             return None
         norm = RMSNorm.of(settings)
         if self._norms_all and tp is not None:
-            norm.weight.is_distributed, norm.weight.split_axis = True, 0
+            mark_split(norm.weight, 0)
         return norm
 
     @property
@@ -233,7 +235,7 @@ class MultiHeadAttention(BackendLayer):
         Raises ValueError for flat x that is no whole number of sequences, and for a cache of sequences that are split
         over ranks.
         """
-        layers = self._sub_layers  # see layers.linear._Layer
+        layers = self._sub_layers  # see layers.base.ParallelLayer
         core, dropout, first = layers["core_attention"], self.dropout, context.is_first_microbatch
         cached = context.with_cache
         if cached and self.cp:

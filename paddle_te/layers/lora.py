@@ -21,7 +21,9 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import GemmQuantizers
-from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, _WithGemms
+from paddle_te.layers.base import GemmLayer, mark_split
+from paddle_te.layers.linear import LayerNormLinear, Linear
+from paddle_te.layers.mlp import LayerNormMLP
 from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.projection import Projection
 
@@ -70,8 +72,7 @@ class LowRank(nn.Layer):
     def _mark(self, tp: TensorParallel, parallel_mode: str | None) -> None:
         factors, split = [self.lora_A, self.lora_B], {"column": 1, "row": 0, None: None}[parallel_mode]
         if split is not None:
-            share = factors.pop(split)
-            share.is_distributed, share.split_axis = True, split
+            mark_split(factors.pop(split), split)
         for whole in factors if tp.sequence_parallel else ():
             mark_as_sequence_parallel_parameter(whole)
 
@@ -81,7 +82,7 @@ class LowRank(nn.Layer):
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
 
 
-class WithLoRA(_WithGemms):
+class WithLoRA(GemmLayer):
     """Compute with LoRA on some of a layer's parts; `enable` makes one of the layer itself, as torch's parametrize.
 
     PARALLEL_MODES: that of each of its GEMMs' weights. parts: {name of a weight: {name of a part: its rows on a rank}},
@@ -188,7 +189,7 @@ class WithLoRA(_WithGemms):
         del self.parts
         for name in ("merged", "disable_lora", "lora_dropout"):
             self.__dict__.pop(name, None)
-        own = [each for each in type(self).__mro__ if not issubclass(each, WithLoRA) and issubclass(each, _WithGemms)]
+        own = [each for each in type(self).__mro__ if not issubclass(each, WithLoRA) and issubclass(each, GemmLayer)]
         self.__class__ = own[0]  # type: ignore[assignment]  # the layer that it was
 
     def gemm(self, x: Tensor, weight: str, quantizers: GemmQuantizers | None, residual: Tensor | None = None) -> Tensor:

@@ -14,9 +14,10 @@ from paddle_te.distributed import recompute
 from paddle_te.fp8 import fp8_autocast, get_autocast_state
 from paddle_te.fp8.scaling import BLOCK
 from paddle_te.layers.attention import DotProductAttention
+from paddle_te.layers.base import ParallelLayer, local_size
 from paddle_te.layers.context import Context, KeyValue, takes_context
 from paddle_te.layers.dropout import add_to_residual
-from paddle_te.layers.linear import LayerNormLinear, Linear, _Layer, local_size
+from paddle_te.layers.linear import LayerNormLinear, Linear
 from paddle_te.layers.settings import (
     CoreOptions,
     CoreSettings,
@@ -140,7 +141,7 @@ def of_layer(settings: LayerSettings, **options: Any) -> MLAConfig:
     return part(MLAConfig, settings, attn_mask_type=settings.self_attn_mask_type, **options)
 
 
-class MLASelfAttention(_Layer):
+class MLASelfAttention(ParallelLayer):
     """Compute x + dropout(proj(attention(q, k, v))) with keys and values from one latent vector of a token.
 
     Parameters: ln_weight [hidden_size]; linear_q_proj.weight [heads · d, hidden_size], or with q_lora_rank

@@ -106,6 +106,11 @@ class GemmSettings(Common):
     fuse_wgrad_accumulation: FuseWgrad = False
     bias: bool = False
 
+    @property
+    def weight_init(self) -> nn.initializer.Initializer:
+        """The initializer of the weight, or of the first GEMM's."""
+        return self.init_method or nn.initializer.Normal(0.0, 0.02)
+
 
 @dataclass(frozen=True)
 class LinearSettings(GemmSettings):
@@ -217,9 +222,9 @@ class HalfOptions(BehindNorm):
         return None if self.norms == "before" else part(NormSettings, self, hidden_size=size, eps=eps)
 
     @property
-    def output_init(self) -> nn.initializer.Initializer | None:
-        """The second GEMM's initializer."""
-        return self.output_layer_init_method or self.init_method
+    def output_init(self) -> nn.initializer.Initializer:
+        """The initializer of the second GEMM's weight."""
+        return self.output_layer_init_method or self.weight_init
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,11 +255,6 @@ class MLPOptions(HalfOptions):
                     f"activation_func_fp8_input_store with {name}, with which the activation's input is not kept at "
                     "all; leave one of them out"
                 )
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens that the MLP's GEMMs take at a time; 0: all."""
-        return self.mlp_chunk_tokens
 
     @property
     def mlp_again(self) -> str | None:

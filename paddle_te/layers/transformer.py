@@ -9,7 +9,7 @@ from paddle import Tensor, nn
 from paddle_te.fp8 import bind_model
 from paddle_te.layers.attention import MultiHeadAttention
 from paddle_te.layers.context import Context, KeyValue, takes_context
-from paddle_te.layers.linear import LayerNormMLP
+from paddle_te.layers.mlp import LayerNormMLP
 from paddle_te.layers.settings import LayerSettings, takes
 
 
@@ -52,7 +52,7 @@ class TransformerLayer(nn.Layer):
         h], tokens in that order. With cp_comm_type they are of this rank's tokens, and all else of whole
         sequences. The other arguments are Context's; with use_cache the result is (output, (k, v)).
         """
-        layers = self._sub_layers  # see layers.linear._Layer
+        layers = self._sub_layers  # see layers.base.ParallelLayer
         out, feed_forward = layers["self_attention"](hidden_states, context), layers[self._slot]
         if not context.use_cache:
             return feed_forward(out, context.is_first_microbatch)

@@ -21,8 +21,8 @@ from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, DelayedScaling, fp8_autocast
 from paddle_te.fp8.recipe import Recipe
 from paddle_te.layers import MLASelfAttention, RotaryPositionEmbedding, TransformerLayer
+from paddle_te.layers.base import check_blocks
 from paddle_te.layers.context import ALONE, Context
-from paddle_te.layers.linear import check_blocks
 from paddle_te.layers.moe import MoEConfig, MoELayer
 from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.backend import is_te, ops_of

@@ -160,6 +160,11 @@ class MoEConfig(GemmSettings):
             yield f"{self.routing.best_of_group} best scores of a group: a group has {experts // groups} experts"
 
     @property
+    def output_init(self) -> nn.initializer.Initializer:
+        """Return the initializer of the second GEMM's weight."""
+        return self.output_layer_init_method or self.weight_init
+
+    @property
     def by_sequence(self) -> bool:
         """Return whether each sequence has a balance loss of its own."""
         return self.moe_router_load_balancing_type == "seq_aux_loss"

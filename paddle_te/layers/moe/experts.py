@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import paddle
 import paddle.nn.functional as F
-from paddle import Tensor
+from paddle import Tensor, nn
 
 from paddle_te.distributed import ExpertParallel
 from paddle_te.fp8 import GemmQuantizers, get_autocast_state
-from paddle_te.layers.linear import _BIASES, _WithGemms, local_size
+from paddle_te.layers.base import BIASES, GemmLayer, local_size
 from paddle_te.layers.moe.config import GroupedLinearSettings, MoEConfig
 from paddle_te.layers.settings import GemmSettings, takes
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.ops.moe import GroupedProjection, MoEOps, Routed, get_moe_ops
 
 
-class _Grouped(_WithGemms):
+class _Grouped(GemmLayer):
     """Hold weights that are [experts, out, in]."""
 
     def __init__(self, settings: GemmSettings, set_parallel_mode: bool = False) -> None:
@@ -42,13 +42,13 @@ class _Grouped(_WithGemms):
     def grouped_projection(self, weight: str, quantizers: GemmQuantizers | None) -> GroupedProjection:
         """Return the GEMM with a weight, by its name."""
         parameters = self._parameters
-        bias = parameters.get(_BIASES[weight])
+        bias = parameters.get(BIASES[weight])
         return GroupedProjection(parameters[weight], bias, quantizers, self.fuse_wgrad_accumulation)
 
     def create_grouped_bias(self, experts: int, size: int) -> Tensor:
         """Make zeros [experts, size]."""
         return self.create_parameter(
-            [experts, size], dtype=self.params_dtype, default_initializer=paddle.nn.initializer.Constant(0.0)
+            [experts, size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(0.0)
         )
 
 
@@ -65,7 +65,7 @@ class GroupedLinear(_Grouped):
     def __init__(self, settings: GroupedLinearSettings) -> None:
         super().__init__(settings)
         experts, out = settings.num_gemms, settings.out_features
-        self.create_weight("weight", [experts, out, settings.in_features], settings.init_method)
+        self.create_weight("weight", [experts, out, settings.in_features], settings.weight_init)
         self.bias = self.create_grouped_bias(experts, out) if settings.bias else None
 
     def forward(self, x: Tensor, m_splits: Sequence[int] | Tensor, is_first_microbatch: bool | None = None) -> Tensor:
@@ -96,10 +96,8 @@ class GroupedMLP(_Grouped):
         experts, hidden, ffn = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
         experts = experts if self.ep is None else self.ep.local_experts(experts)
         rows = EXPERTS_FC1_WIDTHS[config.activation] * ffn
-        self._create_experts("fc1_weight", [experts, rows, hidden], config.init_method)
-        self._create_experts(
-            "fc2_weight", [experts, hidden, ffn], config.output_layer_init_method or config.init_method
-        )
+        self._create_experts("fc1_weight", [experts, rows, hidden], config.weight_init)
+        self._create_experts("fc2_weight", [experts, hidden, ffn], config.output_init)
         bias = config.bias
         self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
         self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
@@ -107,13 +105,11 @@ class GroupedMLP(_Grouped):
             for parameter in self.parameters():
                 self.ep.mark(parameter)
 
-    def _create_experts(
-        self, name: str, shape: list[int], init_method: paddle.nn.initializer.Initializer | None
-    ) -> None:
+    def _create_experts(self, name: str, shape: list[int], init_method: nn.initializer.Initializer) -> None:
         """Make the weight `name`, other numbers on each rank that has other experts."""
         self.create_weight(name, shape, init_method, split_axis=0)
         if self.ep is not None:
-            self.ep.draw(self._parameters[name], init_method or paddle.nn.initializer.Normal(0.0, 0.02))
+            self.ep.draw(self._parameters[name], init_method)
 
     def forward(
         self,
@@ -140,7 +136,7 @@ class GroupedMLP(_Grouped):
         )
 
 
-class SharedExpertMLP(_WithGemms):
+class SharedExpertMLP(GemmLayer):
     """Compute the MLP of all tokens beside the experts.
 
     Parameters: fc1_weight, fc2_weight, with biases fc1_bias and fc2_bias, as LayerNormMLP's; with
@@ -159,15 +155,14 @@ class SharedExpertMLP(_WithGemms):
             raise ValueError("SharedExpertMLP needs moe_shared_expert_intermediate_size")
         ffn = local_size(ffn, self.tp, "moe_shared_expert_intermediate_size")
         rows = FC1_WIDTHS[config.activation] * ffn
-        self.create_weight("fc1_weight", [rows, hidden], config.init_method, 0)
-        self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method, 1)
+        self.create_weight("fc1_weight", [rows, hidden], config.weight_init, 0)
+        self.create_weight("fc2_weight", [hidden, ffn], config.output_init, 1)
         self.fc1_bias = self.create_bias(rows, split=True) if config.bias else None
         self.fc2_bias = self.create_bias(hidden) if config.bias else None
         self.gate_weight = self._create_gate() if config.moe_shared_expert_gate else None
 
     def _create_gate(self) -> Tensor:
-        initializer = self.config.init_method or paddle.nn.initializer.Normal(0.0, 0.02)
-        shape = [1, self.config.hidden_size]
+        shape, initializer = [1, self.config.hidden_size], self.config.weight_init
         gate = self.create_parameter(shape, dtype=self.params_dtype, default_initializer=initializer)
         return self.mark_if_tokens_are_split(gate)
 

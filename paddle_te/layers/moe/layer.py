@@ -9,8 +9,8 @@ from paddle import Tensor
 
 from paddle_te.distributed import ExpertParallel, recompute
 from paddle_te.fp8 import bind_model
+from paddle_te.layers.base import ParallelLayer
 from paddle_te.layers.dropout import dropout_add
-from paddle_te.layers.linear import _Layer
 from paddle_te.layers.moe.config import MoEConfig, of_layer
 from paddle_te.layers.moe.experts import GroupedMLP, SharedExpertMLP
 from paddle_te.layers.moe.router import TopKRouter
@@ -19,7 +19,7 @@ from paddle_te.layers.settings import LayerSettings, takes
 from paddle_te.ops.norms import Norm
 
 
-class MoELayer(_Layer):
+class MoELayer(ParallelLayer):
     """Compute y = x + dropout(experts(norm(x)) (+ shared_experts(norm(x)))), the residual included.
 
     Parameters: ln_weight [hidden_size], LayerNorm's ln_bias, router.weight, the buffer router.expert_bias,

@@ -11,7 +11,7 @@ from paddle import Tensor, nn
 from paddle.distributed.communication.group import Group
 
 from paddle_te.distributed import TensorParallel, sequence_group
-from paddle_te.layers.linear import _Layer
+from paddle_te.layers.base import ParallelLayer
 from paddle_te.layers.moe.auxiliary import MoEAuxLossAutoScaler
 from paddle_te.layers.moe.config import MoEConfig
 from paddle_te.layers.settings import takes
@@ -32,7 +32,7 @@ class RouterStatistics(NamedTuple):
     z_loss: Tensor | None = None
 
 
-class TopKRouter(_Layer):
+class TopKRouter(ParallelLayer):
     """Route as Megatron-Core's router, in float32: x -> (probs, routing_map), see `ops.moe`.
 
     Parameters: weight [num_moe_experts, hidden_size]; with moe_router_bias, bias [num_moe_experts], zeros at first.
@@ -58,20 +58,15 @@ class TopKRouter(_Layer):
         weight = self.create_parameter(
             [config.num_moe_experts, config.hidden_size],
             dtype=self.params_dtype,
-            default_initializer=config.init_method or nn.initializer.Normal(0.0, 0.02),
+            default_initializer=config.weight_init,
         )
         self.weight = self.mark_if_tokens_are_split(weight)
-        self.bias = self._create_bias(config.num_moe_experts) if config.moe_router_bias else None
+        has_bias = config.moe_router_bias
+        self.bias = self.mark_if_tokens_are_split(self.create_bias(config.num_moe_experts)) if has_bias else None
         zeros = lambda: paddle.zeros([config.num_moe_experts], "float32")  # noqa: E731
-        has_bias = config.moe_router_enable_expert_bias
-        self.register_buffer("expert_bias", zeros() if has_bias else None)  # type: ignore[arg-type]  # Paddle takes None
-        self.register_buffer("_tokens", zeros() if has_bias else None, persistable=False)  # type: ignore[arg-type]  # so
-
-    def _create_bias(self, experts: int) -> Tensor:
-        zeros = nn.initializer.Constant(0.0)
-        return self.mark_if_tokens_are_split(
-            self.create_parameter([experts], dtype=self.params_dtype, default_initializer=zeros)
-        )
+        balances = config.moe_router_enable_expert_bias
+        self.register_buffer("expert_bias", zeros() if balances else None)  # type: ignore[arg-type]  # Paddle takes None
+        self.register_buffer("_tokens", zeros() if balances else None, persistable=False)  # type: ignore[arg-type]  # so
 
     @property
     def moe_ops(self) -> MoEOps:

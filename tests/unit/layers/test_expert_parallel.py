@@ -11,7 +11,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.distributed import ExpertParallel, TensorParallel
-from paddle_te.layers import linear
+from paddle_te.layers import base
 from paddle_te.layers.moe import MoELayer, router, update_expert_bias
 from tests import emulated_te
 from tests.moe_te_cases import CONFIGS, HIDDEN, SIZES, TOKENS, draw, relative
@@ -37,7 +37,7 @@ def make(monkeypatch, group, rank, layout, **options):
     ep = ExpertParallel(ranks) if tensor else ExpertParallel(ranks, Group(1))
     monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False: tp)
     monkeypatch.setattr(ExpertParallel, "from_fleet", lambda tp: ep)
-    monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
+    monkeypatch.setattr(base, "get_rng_state_tracker", lambda: paddle.nn.Layer)
     monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
     options |= dict(sequence_parallel=tensor and split, set_parallel_mode=True, moe_token_dispatcher_type=kind)
     return MoELayer(**SIZES, **options)
