@@ -12,6 +12,7 @@ from paddle import Tensor, nn
 from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling, has_fp8_backward
 from paddle_te.layers.base import BackendLayer, local_size, mark_split
+from paddle_te.layers.checks import refuse
 from paddle_te.layers.context import Context, KeyValue, takes_context
 from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.linear import LayerNormLinear, Linear
@@ -88,8 +89,14 @@ class DotProductAttention(BackendLayer):
             self.ops.check_attention(head_dim, self.window, *case, self.softcap, self.softmax_type, value_dim)
             self._checked.add(case)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
-        if quantizers is None:
-            return None
+        if quantizers is not None:
+            self._check_fp8(masked, cached, packed)
+            # in training also without gradients: recompute's first forward
+            backward = (self.training or paddle.is_grad_enabled()) and has_fp8_backward(quantizers)
+            self.ops.check_fp8_attention(self.channels[0], sequence, backward)
+        return quantizers
+
+    def _check_fp8(self, masked: bool, cached: bool, packed: bool) -> None:
         lacking = {
             _MASK: masked,
             _CACHE: cached,
@@ -100,13 +107,7 @@ class DotProductAttention(BackendLayer):
             f"softmax_type={self.softmax_type!r}": self.softmax_type != "vanilla",
             f"attn_mask_type={self.attn_mask_type!r}": not self.causal,
         }
-        for what, wanted in lacking.items():
-            if wanted:
-                raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
-        # in training also without gradients: recompute's first forward
-        backward = (self.training or paddle.is_grad_enabled()) and has_fp8_backward(quantizers)
-        self.ops.check_fp8_attention(self.channels[0], sequence, backward)
-        return quantizers
+        refuse(lacking, "fp8_dpa: attention in fp8 is plainly causal and has no {}; leave fp8_dpa out")
 
     def forward(
         self,
@@ -220,9 +221,7 @@ class MultiHeadAttention(BackendLayer):
             "attn_logit_softcapping": core.softcap > 0,
             f"attn_mask_type={core.attn_mask_type!r}": core.attn_mask_type != "causal",
         }
-        for what, wanted in lacking.items():
-            if wanted:
-                raise ValueError(f"{what}: ring attention (cp_comm_type='p2p') is plainly causal; 'a2a' has it")
+        refuse(lacking, "{}: ring attention (cp_comm_type='p2p') is plainly causal; 'a2a' has it")
 
     @takes_context("rotary_pos_emb", "attention_mask")
     def forward(self, x: Tensor, context: Context) -> Tensor | tuple[Tensor, KeyValue | None]:

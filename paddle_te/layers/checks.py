@@ -1,6 +1,6 @@
 """Checks of layers' arguments."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -12,6 +12,13 @@ def probability(**named: float) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"{name}={value}: it must be at least 0 and below 1")
     return value
+
+
+def refuse(wanted: Mapping[str, object], why: str) -> None:
+    """Raise ValueError for the first of {what: whether it is asked for} that is. why: a text with {} for what."""
+    for what, asked in wanted.items():
+        if asked:
+            raise ValueError(why.format(what))
 
 
 def one_of(allowed: Collection[Value], **named: Value) -> Value:

@@ -90,8 +90,17 @@ def linear_cross_entropy(
     """
     hidden, labels = _rows(hidden, labels, "hidden states")
     smoothed = Smoothing(smoothing, ignore_index, tp) if smoothing else None
-    chunks = chunk_tokens or CHUNK_TOKENS
-    head = ChunkedHead(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothed, softcap)
+    head = ChunkedHead(
+        get_ops(backend),
+        transpose_y,
+        ignore_index,
+        tp,
+        cp=cp,
+        chunk_tokens=chunk_tokens or CHUNK_TOKENS,
+        accuracy=accuracy,
+        smoothing=smoothed,
+        softcap=softcap,
+    )
     return head.run(_LinearCrossEntropy, hidden, weight, labels, lambda losses: head.mean(losses, labels)[0])
 
 
@@ -161,9 +170,8 @@ class ChunkedHead:
     def loss(self, x: Tensor, weight: Tensor, labels: Tensor, train: bool) -> tuple[Tensor, Tensor | None]:
         """Return (loss [n, 1] in float32, with `train` the gradient of the logits of the losses' sum) of x [n, h]."""
         logits = soft_cap(paddle.matmul(x, weight, transpose_y=self.transpose_y), self.softcap)
-        slope = (
-            1 - (logits / self.softcap).square() if self.softcap and train else None
-        )  # the loss may overwrite logits
+        # before the loss, which may overwrite logits
+        slope = 1 - (logits / self.softcap).square() if self.softcap and train else None
         loss, dlogits = self._loss_of(logits, labels, train)
         return loss, dlogits if dlogits is None or slope is None else dlogits * slope
 

@@ -15,6 +15,7 @@ from paddle_te.fp8 import fp8_autocast, get_autocast_state
 from paddle_te.fp8.scaling import BLOCK
 from paddle_te.layers.attention import DotProductAttention
 from paddle_te.layers.base import ParallelLayer, local_size
+from paddle_te.layers.checks import refuse
 from paddle_te.layers.context import Context, KeyValue, takes_context
 from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.linear import LayerNormLinear, Linear
@@ -31,6 +32,8 @@ from paddle_te.layers.settings import (
 from paddle_te.ops.heads import LatentHeads
 from paddle_te.ops.moe import get_moe_ops
 from paddle_te.ops.norms import Norm
+
+_NO_SUCH_OPTION = "{}: latent attention has no such option; leave it out"
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,7 @@ class MLAConfig(CoreOptions, HalfOptions):
             f"norms={self.norms!r}": self.norms != "before",
             "zero_centered_gamma": self.zero_centered_gamma,
         }
-        for what, wanted in lacking.items():
-            if wanted:
-                raise ValueError(f"{what}: latent attention has no such option; leave it out")
+        refuse(lacking, _NO_SUCH_OPTION)
         self.check_norm_kept("latent attention")
         if self.sequence_parallel and self.max_sequence_length is None:
             raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
@@ -135,9 +136,7 @@ def of_layer(settings: LayerSettings, **options: Any) -> MLAConfig:
         "add_qkv_bias": settings.add_qkv_bias,
         "qk_norm_type": settings.qk_norm_type is not None,
     }
-    for name, wanted in lacking.items():
-        if wanted:
-            raise ValueError(f"{name}: latent attention has no such option; leave it out")
+    refuse(lacking, _NO_SUCH_OPTION)
     return part(MLAConfig, settings, attn_mask_type=settings.self_attn_mask_type, **options)
 
 

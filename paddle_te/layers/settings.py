@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from paddle import nn
 
 from paddle_te.fp8.scaling import MXFP8_BLOCK
-from paddle_te.layers.checks import one_of, probability
+from paddle_te.layers.checks import one_of, probability, refuse
 from paddle_te.layers.masks import is_causal, keys_before
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.options.layers import RECOMPUTE_MODULES, FuseWgrad
@@ -248,13 +248,12 @@ class MLPOptions(HalfOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(EXPERTS_FC1_WIDTHS, activation=self.activation)
-        without = {"recompute_modules 'mlp'": self.mlp_again == "mlp", "mlp_chunk_tokens": self.mlp_chunk_tokens}
-        for name, wanted in without.items():
-            if self.activation_func_fp8_input_store and wanted:
-                raise ValueError(
-                    f"activation_func_fp8_input_store with {name}, with which the activation's input is not kept at "
-                    "all; leave one of them out"
-                )
+        if self.activation_func_fp8_input_store:
+            refuse(
+                {"recompute_modules 'mlp'": self.mlp_again == "mlp", "mlp_chunk_tokens": self.mlp_chunk_tokens},
+                "activation_func_fp8_input_store with {}, with which the activation's input is not kept at all; leave "
+                "one of them out",
+            )
 
     @property
     def mlp_again(self) -> str | None:

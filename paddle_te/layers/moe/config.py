@@ -7,7 +7,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddle_te.layers.checks import one_of, probability
+from paddle_te.layers.checks import one_of, probability, refuse
 from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings, LayerSettings, part
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.ops.moe import Routing
@@ -199,9 +199,8 @@ def of_layer(settings: LayerSettings, **options: Any) -> MoEConfig:
     moe_ffn_hidden_size is ffn_hidden_size where no other is given. Raises ValueError for an MLP's settings that experts
     lack.
     """
-    for name in ("mlp_chunk_tokens", "activation_func_fp8_input_store"):
-        if getattr(settings, name):
-            raise ValueError(f"{name}: a mixture of experts has no such option; leave it out")
+    lacking = {name: getattr(settings, name) for name in ("mlp_chunk_tokens", "activation_func_fp8_input_store")}
+    refuse(lacking, "{}: a mixture of experts has no such option; leave it out")
     settings.check_norm_kept("a mixture of experts")
     # the others are those of attention and MLPs
     again = tuple(name for name in settings.recompute_modules if name in RECOMPUTE_MODULES)
