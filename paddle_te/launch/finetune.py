@@ -9,9 +9,9 @@ from pathlib import Path
 from paddle_te import host
 from paddle_te.launch import tuning
 from paddle_te.launch.checks import read_tokenizer_folder
-from paddle_te.launch.finetune_data import check_data
 from paddle_te.launch.flags import extra_words
 from paddle_te.launch.tuning import OUTPUT_NAME, folders, model_config
+from paddle_te.launch.tuning_data import check_data
 from paddle_te.options import launcher as options
 
 ARGUMENTS, VARIABLES = options.FINETUNE, options.FINETUNE_VARIABLES

@@ -14,7 +14,7 @@ from paddle_te.host import PADDLENLP
 from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError
-from paddle_te.launch.names import paddlenlps_flags, remedy, script_flags, script_of
+from paddle_te.launch.names import name_of, paddlenlps_flags, remedy, script_flags, script_of
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import SPLIT, VARIABLES
 from paddle_te.options.removed import check_removed
@@ -59,8 +59,7 @@ def check_asked(job: JobModule, args: argparse.Namespace, device: str, world: in
     """
     resume = None if args.resume_step == "none" else args.resume_step
     flags = job.told(args, device, world) | {"model_name_or_path": args.model_name, "resume_from_checkpoint": resume}
-    script = job.__name__.rpartition(".")[2]
-    known = dict(script=script, host=args.HOST, world=world, elsewhere=args.DRY_RUN)
+    known = dict(script=name_of(job), host=args.HOST, world=world, elsewhere=args.DRY_RUN)
     asked = _job_of(args, flags, model=spec_of(config), **known)
     try:
         check(asked, door_of(args))

@@ -19,7 +19,7 @@ from typing import Any
 from paddle_te import recipes
 from paddle_te.launch import JobModule
 from paddle_te.launch.machines import LaunchError, count_gpus
-from paddle_te.launch.names import arguments_of
+from paddle_te.launch.names import arguments_of, name_of
 from paddle_te.options import BACKENDS
 from paddle_te.options.launcher import (
     AUTO,
@@ -89,7 +89,7 @@ def _gpus_elsewhere(values: Mapping[str, Any], told: Mapping[str, object]) -> di
 
 def _arguments(job: JobModule, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run file says of a job, without what a recipe says of itself."""
-    asked = job.__name__.rpartition(".")[2]
+    asked = name_of(job)
     task = values.get("task")
     if task is not None and recipes.TASKS.get(str(task)) != asked:
         known = ", ".join(each for each, command in recipes.TASKS.items() if command == asked)
@@ -183,7 +183,7 @@ class _Translation:
                 value = _is_true(key, value)
             self.arguments[name] = ",".join(value) if isinstance(value, list) else _text(value)
         elif key in _LAUNCHERS and not of_paddlenlp:
-            raise LaunchError(f"{key}: paddle-te {self.job.__name__.rpartition('.')[2]} has no such argument")
+            raise LaunchError(f"{key}: paddle-te {name_of(self.job)} has no such argument")
         elif other := next((each for each in self.options if each != key and each.lower() == key.lower()), ""):
             raise LaunchError(f"{key}: there is no such name; here it is {other}")
         else:

@@ -13,8 +13,9 @@ from paddle_te.job.paddleformers import LINES, recompute_lines
 from paddle_te.job.record import PREFERENCES
 from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT
-from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
+from paddle_te.launch.names import arguments_of, name_of
+from paddle_te.launch.tuning_data import questions
 from paddle_te.options import LAYER_OPTIONS, Option, launcher
 from paddle_te.options.lora import LoRA
 from paddle_te.options.option import HOSTED, SAME, SILENT, options_of, word
@@ -68,9 +69,9 @@ def check_arguments(job: JobModule, args: argparse.Namespace, device: str, nodes
 
     Parallel degrees are not looked at: job.rules says which ones it has.
     """
-    if (name := job.__name__.rpartition(".")[2]) in PREFERENCES:
+    if (name := name_of(job)) in PREFERENCES:
         raise LaunchError(f"HOST=paddleformers: paddle-te {name} tunes with PaddleNLP only; use HOST=paddlenlp")
-    options = {option.name: option for option in (*job.ARGUMENTS, *launcher.VARIABLES, *job.VARIABLES)}
+    options = {option.name: option for option in arguments_of(job)}
     for name in filter(options.get, _NOT_THERE):
         if _asks(options[name], getattr(args, name)):
             raise LaunchError(f"{name}={str(getattr(args, name)).lower()}: {WITHOUT}")

@@ -116,13 +116,13 @@ def _weights(name: str, folder: Path, config: dict[str, Any]) -> dict[str, Path]
     """Links to the files of weights. Raises LaunchError unless they are this model's, under Hugging Face's names."""
     files = [path for path in folder.iterdir() if path.name.endswith(_WEIGHTS)]
     try:
-        found = {key: ref.shape for path in files if path.suffix == ".safetensors" for key, ref in _read(path).items()}
+        there = {key for path in files if path.suffix == safetensors.SUFFIX for key in safetensors.read(path)}
     except CheckpointError as error:
         raise LaunchError(f"{name}: {error}") from error
     family = family_of(config)
     layout = hf_layout(is_tied(config), family)
     wanted = [layout.full_name(place) for place in layout.tensors(spec_of(config))]
-    if missing := [key for key in wanted if key not in found]:
+    if missing := [key for key in wanted if key not in there]:
         raise LaunchError(
             f"{name}: {folder} lacks {missing[0]} (and {len(missing) - 1} more of {len(wanted)}): PaddleFormers reads "
             "Hugging Face's names and safetensors; paddle-te convert --mode te2hf or pd2hf writes them"
@@ -133,10 +133,6 @@ def _weights(name: str, folder: Path, config: dict[str, Any]) -> dict[str, Path]
     except CheckpointError as error:
         raise LaunchError(f"{name}: {error}") from error
     return {path.name: path for path in files}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return safetensors.read(path)
 
 
 def _check_tokens(data: str | None, vocabulary: int) -> None:

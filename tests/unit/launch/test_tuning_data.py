@@ -5,8 +5,8 @@ import json
 import pytest
 
 from paddle_te.data.records import DEV, TRAIN
-from paddle_te.launch.finetune_data import check_data, check_preferences, questions
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.tuning_data import check_data, check_preferences, questions
 from tests import chats
 
 CHAT = {"messages": chats.turns("Hi", "Hello")}
