@@ -17,6 +17,14 @@ PADDLE_ADAPTER_WEIGHTS = ("lora_model_state*", "peft_model*")
 PEFT_ADAPTER_WEIGHTS = ("adapter_model*",)
 ALL_WEIGHTS = (*MODEL_WEIGHTS, *PADDLE_ADAPTER_WEIGHTS, *PEFT_ADAPTER_WEIGHTS)
 
+# In the folder of a run of pretraining: what its script writes
+OUTPUT = "output"
+
+
+def output_of(run: str | Path, name: str) -> Path:
+    """Return where a run has written a file of a name: its folder itself, or else `OUTPUT` in it."""
+    return Path(run) if (Path(run) / name).is_file() else Path(run) / OUTPUT
+
 
 def files_of(folder: str | Path, patterns: Iterable[str]) -> list[Path]:
     """Return the paths in a folder that match one of some patterns, in order."""
@@ -53,5 +61,5 @@ def checkpoints_in(output_dir: str | Path) -> list[tuple[int, Path]]:
 
 def of_run(folder: str | Path) -> str:
     """Return what to say of a run's folder, which holds no weights itself: its newest checkpoint; "" for others."""
-    found = [*checkpoints_in(folder), *checkpoints_in(Path(folder) / "output")]
+    found = [*checkpoints_in(folder), *checkpoints_in(Path(folder) / OUTPUT)]
     return f"; the run's newest checkpoint is {max(found)[1]}" if found else ""

@@ -107,7 +107,7 @@ class Recorder:
     """Have the quantizers of some modules count in single steps.
 
     modules: {structured name: ModuleScaling}, as `name_modules` returns them. Places of modules that do not compute in
-    fp8 are left out. device: nothing waits for it before `end`.
+    fp8 are left out. Nothing waits for the device before `end`.
     """
 
     def __init__(self, modules: Mapping[str, ModuleScaling]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paddle_te import configs
+from paddle_te.folders import OUTPUT
 from paddle_te.launch.checks import check_data, check_tokenizer, read_config
 from paddle_te.launch.flags import common, of_folder
 from paddle_te.launch.machines import LaunchError
@@ -45,7 +46,7 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
     folder = base / experiment
     if Path(os.path.normpath(base)) not in Path(os.path.normpath(folder)).parents:
         raise LaunchError(f"EXP_NAME: {args.EXP_NAME!r} must name a folder in OUTPUT_BASE, {base}")
-    return folder, folder / "output"
+    return folder, folder / OUTPUT
 
 
 def told(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:

@@ -20,6 +20,8 @@ PADDLEFORMERS_STATE = "trainer_state.bin"  # PaddleNLP's is trainer_state.json
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
 
+NOT_COMPLETE = "not complete: training stopped while it was written"
+
 
 class OutputArguments(Protocol):
     """The fields of a host's TrainingArguments that say whether a new run may begin in a folder."""
@@ -169,7 +171,7 @@ def find_checkpoint(
         return _newest_good(output_dir, check, warn)
     folder = checkpoint_folder(output_dir, resume) if str(resume).isdigit() else Path(str(resume))
     if not is_complete(folder):
-        state = "not complete: training stopped while it was written" if folder.is_dir() else "not there"
+        state = NOT_COMPLETE if folder.is_dir() else "not there"
         raise FileNotFoundError(
             f"checkpoint {folder} is {state}; complete checkpoints in {output_dir}: {saved_steps(output_dir) or 'none'}"
         )

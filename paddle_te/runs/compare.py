@@ -12,8 +12,6 @@ not be written after all; 2 where a run cannot be read, or for wrong arguments.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import io
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -21,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddle_te.folders import OUTPUT, output_of
 from paddle_te.options.option import PATH
 from paddle_te.outputs import NotWritten, folder_argument, write_file
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY, max_relative_difference, read_run
+from paddle_te.runs.pictures import REMEDY, can_draw, png, subplots
 
 
 @dataclass
@@ -37,13 +37,12 @@ class Experiment:
 
 def read_experiment(folder: str | Path) -> Experiment:
     """Read a run. Raises FileNotFoundError or ValueError, naming the file, where log or summary is not usable."""
-    folder = Path(folder)
-    output = folder if (folder / TRAIN_LOG).is_file() else folder / "output"
+    output = output_of(folder, TRAIN_LOG)
     losses = read_run(output).losses
     path = output / TRAIN_SUMMARY
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found: has the run ended?")
-    name = (output.parent if output.name == "output" else output).resolve().name
+    name = (output.parent if output.name == OUTPUT else output).resolve().name
     try:
         return Experiment(name, losses, json.loads(path.read_text()))
     except ValueError as error:
@@ -110,12 +109,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot(experiments: Sequence[Experiment], rows: Sequence[dict[str, Any]]) -> bytes:
     """Return the PNG of loss curves, and of bars of speed and memory."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), width_ratios=[2, 1, 1], layout="constrained")
+    figure, axes = subplots(1, 3, figsize=(14, 4.5), width_ratios=[2, 1, 1])
     colors = [f"C{index}" for index in range(len(rows))]
     for index, experiment in enumerate(experiments):
         steps = sorted(experiment.losses)
@@ -130,10 +124,7 @@ def plot(experiments: Sequence[Experiment], rows: Sequence[dict[str, Any]]) -> b
     memory = [row["peak_memory_bytes"] / 2**30 for row in rows]
     axes[2].bar_label(axes[2].bar(labels, memory, color=colors), fmt="{:.2f}")
     axes[2].set(title="peak memory (GiB)", xlabel="run")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    plt.close(figure)
-    return picture.getvalue()
+    return png(figure)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -148,8 +139,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     args = make_parser().parse_args(argv)
-    if args.output and importlib.util.find_spec("matplotlib") is None:
-        print("error: --output draws a picture with matplotlib: pip install matplotlib", file=sys.stderr)
+    if args.output and not can_draw():
+        print(f"error: --output draws a picture with matplotlib: {REMEDY}", file=sys.stderr)
         return 2
     try:
         experiments = [read_experiment(folder) for folder in args.experiments]

@@ -10,7 +10,6 @@ folder cannot be written.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import statistics
@@ -22,6 +21,7 @@ from typing import TypedDict
 
 from paddle_te.options.option import NOT_NEGATIVE, PATH, STEPS
 from paddle_te.outputs import NotWritten, folder_argument, write_file
+from paddle_te.runs.pictures import png, subplots
 from paddle_te.table import in_columns
 
 # What a run leaves in its output_dir (`training.throughput` writes them).
@@ -148,13 +148,8 @@ def format_table(summary: Summary) -> str:
 
 def plot(summary: Summary) -> bytes:
     """Return the PNG of the loss curves and, below, each one's relative difference from the first."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     steps, (reference, *others) = summary["steps"], summary["backends"]
-    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained")
+    figure, (top, bottom) = subplots(2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1])
     for index, name in enumerate(summary["backends"]):
         # Later curves are narrower: where they coincide each one is still seen.
         width = 1 + 1.5 * (len(summary["backends"]) - 1 - index)
@@ -171,10 +166,7 @@ def plot(summary: Summary) -> bytes:
     bottom.legend()
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    plt.close(figure)
-    return picture.getvalue()
+    return png(figure)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,16 +11,16 @@ arguments.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paddle_te.folders import output_of
 from paddle_te.options.fp8 import LIMITED
 from paddle_te.options.option import PATH, STEPS
 from paddle_te.outputs import NotWritten, write_file
 from paddle_te.runs.fp8_log import FP8_LOG, HEAD, FP8Log
+from paddle_te.runs.pictures import REMEDY, can_draw, png, subplots
 from paddle_te.table import in_columns
 
 PICTURE = "fp8_statistics.png"
@@ -88,13 +88,8 @@ def _shade(value: float | None, full: float) -> str:
 
 def plot(log: FP8Log) -> bytes:
     """Return the PNG of three maps, a row for each layer, a column for each step; grey: in 16 bits."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     steps = sorted(log.steps)
-    figure, axes = plt.subplots(1, len(LIMITED), figsize=(5 * len(LIMITED), 5), layout="constrained", squeeze=False)
+    figure, axes = subplots(1, len(LIMITED), figsize=(5 * len(LIMITED), 5), squeeze=False)
     for one, value in zip(axes[0], LIMITED, strict=True):
         layers = worst(log, value)
         rows = [[100 * values.get(step, float("nan")) for step in steps] for values in layers.values()]
@@ -107,10 +102,7 @@ def plot(log: FP8Log) -> bytes:
         one.set_yticks(list(every), [[*layers][i] for i in every])
         one.set(title=TITLES[value], xlabel="step", ylabel="layer")
     figure.suptitle("the worst tensor of each layer in fp8; grey: in 16 bits")
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    plt.close(figure)
-    return picture.getvalue()
+    return png(figure)
 
 
 def switched(log: FP8Log) -> list[str]:
@@ -133,10 +125,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _read(run: str) -> tuple[FP8Log, Path]:
     """Return the log of a run, and the folder that it lies in. Raise FileNotFoundError or ValueError."""
-    folder = Path(run)
-    if not folder.is_dir():
+    if not Path(run).is_dir():
         raise FileNotFoundError(f"{run}: no such folder")
-    folder = folder if (folder / FP8_LOG).is_file() else folder / "output"
+    folder = output_of(run, FP8_LOG)
     if not (folder / FP8_LOG).is_file():
         raise FileNotFoundError(f"{run} has no {FP8_LOG}: was the run given --fp8_statistics N?")
     log = FP8Log.read(folder / FP8_LOG)
@@ -159,9 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"step {step}, the {args.top} tensors of {len(log.steps[step])} with most {args.sort}:\n")
     print("\n".join([*table(log, step, args.sort, args.top), "", *switched(log)]))
-    if importlib.util.find_spec("matplotlib") is None:
+    if not can_draw():
         print("\n".join(shades(log, args.sort)))
-        print("for a picture: pip install matplotlib")
+        print(f"for a picture: {REMEDY}")
         return 0
     picture = Path(args.output) if args.output else folder / PICTURE
     try:

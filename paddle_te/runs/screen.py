@@ -104,9 +104,6 @@ def shown() -> Iterator[None]:
     """Send log records to the screen and to the details as this module says, while the block lasts.
 
     Paddle and PaddleNLP must be imported: it replaces the handlers that they have by then. It is a decorator, too.
-
-    Paddle and PaddleNLP must be imported: it takes the place of the handlers that they have by then. It is a decorator,
-    too.
     """
     global _details
     _details = _Details()

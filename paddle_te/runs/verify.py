@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_te import manifest
-from paddle_te.folders import checkpoints_in, step_of
+from paddle_te.folders import OUTPUT, checkpoints_in, step_of
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.options.option import PATH
-from paddle_te.runs.checkpoints import PADDLEFORMERS_STATE, host_of, is_complete
+from paddle_te.runs.checkpoints import NOT_COMPLETE, PADDLEFORMERS_STATE, host_of, is_complete
 from paddle_te.table import in_columns
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, read_object, read_state
 from paddle_te.weights.run_states import check_run_state
@@ -93,7 +93,7 @@ def verify(folder: Path, level: str = "full") -> Verdict:
     size = sum((folder / name).stat().st_size for name in names)
     note = ""
     if not is_complete(folder):
-        wrong = ["not complete: training stopped while it was written"]
+        wrong = [NOT_COMPLETE]
     else:
         wrong = damage(folder, level)
         if not wrong and manifest.read(folder) is None:
@@ -109,7 +109,7 @@ def _checkpoints(folder: Path) -> list[Path]:
         raise FileNotFoundError(f"{folder}: no such folder")
     if is_complete(folder) or step_of(folder) is not None:
         return [folder]
-    there = [checkpoint for _, checkpoint in checkpoints_in(folder) or checkpoints_in(folder / "output")]
+    there = [checkpoint for _, checkpoint in checkpoints_in(folder) or checkpoints_in(folder / OUTPUT)]
     if not there:
         raise FileNotFoundError(f"{folder}: neither a checkpoint nor a run's folder with checkpoint-N in it")
     return there

@@ -5,7 +5,7 @@ scale of its own, which is called its unit here, so that a large number spoils t
 
 A block is BLOCK elements of a row of the weight, or what is left at the row's end. In memory it is the unit, 4 bytes of
 a float32, then one byte for each element, then zeros up to a multiple of 4 bytes. So a moment is an int8 tensor with
-the weight's shape, except that its last axis has the length `row_bytes`. training/compact_states.py defines what the
+the weight's shape, except that its last axis has the length `row_bytes`. optimizer/compact_states.py defines what the
 bytes mean.
 
 A rank that holds a slice of a flat weight, as sharding has it, divides the slice into blocks from its own beginning.

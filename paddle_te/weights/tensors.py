@@ -24,7 +24,7 @@ NUMBERS: dict[str, Dtype] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
-# What may stand in files: weights, remainders of master weights, moments in 8 bits (training/compact_states.py), and
+# What may stand in files: weights, remainders of master weights, moments in 8 bits (optimizer/compact_states.py), and
 # what weights in MXFP4 (`mxfp4`), or in fp8 by blocks (`float8`), are made of
 STORAGE: dict[str, Dtype] = NUMBERS | {
     "int16": np.dtype("<i2"),

@@ -49,3 +49,10 @@ def test_checkpoints_are_known_by_their_steps(tmp_path):
     assert there == [(step, folders.checkpoint_folder(tmp_path, step)) for step in (9, 100)]
     assert [folders.step_of(folder) for _, folder in there] == [9, 100]
     assert folders.step_of(tmp_path / "checkpoint-9-copy") is None
+
+
+@pytest.mark.parametrize("place", ["", folders.OUTPUT])
+def test_a_runs_file_is_found_by_the_folder_around_it(tmp_path, place):
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "log").touch()
+    assert folders.output_of(tmp_path, "log") == tmp_path / place
