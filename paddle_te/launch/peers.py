@@ -213,21 +213,10 @@ class Peers:
             with connection:
                 while (line := lines.read(SILENCE_SECONDS)) is not None:
                     word, _, text = line.partition(" ")
-                    if word == "name":
-                        name = text
-                    elif word == "hosts":
-                        self._set(hosts=text.split(","))
-                    elif word in ("failed", "died"):
-                        self._fail(text, word == "died")
-                    elif word in ("ended", "again", "stop"):
-                        with self._changed:
-                            self._wishes[rank] = word == "again" or text == "again"
-                            self._changed.notify_all()
-                    elif word == "done":
-                        with self._changed:
-                            self._over.add(rank)
-                            self._changed.notify_all()
-                        return
+                    if word == "done":
+                        return self._is_over(rank)
+                    name = text if word == "name" else name
+                    self._hear(rank, word, text)
         except TimeoutError:
             why = f"nothing was heard from it for {SILENCE_SECONDS} s"
         except OSError as error:
@@ -235,10 +224,25 @@ class Peers:
         except _Stranger:
             why = "it sent a line without an end"
         if not self._closing.is_set():
-            with self._changed:
-                self._over.add(rank)
-                self._changed.notify_all()
+            self._is_over(rank)
             self._fail(f"node {rank} ({name}) died: {why}", died=True)
+
+    def _hear(self, rank: int, word: str, text: str) -> None:
+        """Take note of a line of a node that has joined, whose first word says what the text behind it is."""
+        if word == "hosts":
+            self._set(hosts=text.split(","))
+        elif word in ("failed", "died"):
+            self._fail(text, word == "died")
+        elif word in ("ended", "again", "stop"):
+            with self._changed:
+                self._wishes[rank] = "again" in (word, text)
+                self._changed.notify_all()
+
+    def _is_over(self, rank: int) -> None:
+        """Take note that nothing more will be heard of a node."""
+        with self._changed:
+            self._over.add(rank)
+            self._changed.notify_all()
 
     def _set(self, hosts: list[str]) -> None:
         with self._changed:
