@@ -5,7 +5,7 @@ A layer holds `self.fp8 = ModuleScaling(num_gemms, self.ops.amax_and_scale_updat
 calls `quantizers.forward_pass.backward_done()` at the end of its backward.
 """
 
-from .autocast import (
+from paddle_te.fp8.autocast import (
     AutocastState,
     autocast_state,
     fp8_autocast,
@@ -16,7 +16,7 @@ from .autocast import (
     is_fp8_enabled,
     microbatch,
 )
-from .checkpoint import (
+from paddle_te.fp8.checkpoint import (
     check_file,
     load,
     name_modules,
@@ -26,11 +26,11 @@ from .checkpoint import (
     set_state_dict,
     state_dict,
 )
-from .module import GemmQuantizers, ModuleScaling, bind_model, has_fp8_backward
-from .recipe import RECIPES, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format
-from .scaling import BlockScaling, GemmScalings, StoredScaling, TensorScaling
-from .state import Quantizer, amax_and_scale_update, drop_step, new_step
-from .stored import StoredWeight, stored_scaling
+from paddle_te.fp8.module import GemmQuantizers, ModuleScaling, bind_model, has_fp8_backward
+from paddle_te.fp8.recipe import RECIPES, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format
+from paddle_te.fp8.scaling import BlockScaling, GemmScalings, StoredScaling, TensorScaling
+from paddle_te.fp8.state import Quantizer, amax_and_scale_update, drop_step, new_step
+from paddle_te.fp8.stored import StoredWeight, stored_scaling
 
 __all__ = [
     "AutocastState",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from paddle.distributed.communication.group import Group
 
-from .recipe import RECIPES, DelayedScaling, Recipe
+from paddle_te.fp8.recipe import RECIPES, DelayedScaling, Recipe
 
 
 class AutocastState(NamedTuple):

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import paddle
 from paddle import Tensor, nn
 
+from paddle_te.fp8.module import DelayedBinding, ModuleScaling, scaling_modules
+from paddle_te.fp8.recipe import Recipe
+from paddle_te.fp8.state import Block
 from paddle_te.options import LAYER_OPTIONS
-
-from .module import DelayedBinding, ModuleScaling, scaling_modules
-from .recipe import Recipe
-from .state import Block
 
 VERSION = 1
 Floats: TypeAlias = npt.NDArray[np.float32]

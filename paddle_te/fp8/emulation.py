@@ -16,11 +16,11 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
-from .module import GemmQuantizers, has_fp8_backward
-from .recipe import FP8_MAX
-from .scaling import BLOCK, MXFP8_BLOCK, BlockScaling
-from .state import FLOAT32_MAX, Quantizer, divide
-from .stored import StoredWeight
+from paddle_te.fp8.module import GemmQuantizers, has_fp8_backward
+from paddle_te.fp8.recipe import FP8_MAX
+from paddle_te.fp8.scaling import BLOCK, MXFP8_BLOCK, BlockScaling
+from paddle_te.fp8.state import FLOAT32_MAX, Quantizer, divide
+from paddle_te.fp8.stored import StoredWeight
 
 # dtype -> (bits of the mantissa, smallest normal number), Micikevicius et al., 2022, table 1
 _FORMATS = {"e4m3": (3, 2.0**-6), "e5m2": (2, 2.0**-14)}

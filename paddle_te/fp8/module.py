@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 from paddle import nn
 from paddle.distributed.communication.group import Group
 
-from . import autocast
-from .recipe import DelayedScaling, Recipe
-from .state import BlockPair, Quantizer, ScalingState, Update, scaling_state
-from .stored import StoredWeight
+from paddle_te.fp8 import autocast
+from paddle_te.fp8.recipe import DelayedScaling, Recipe
+from paddle_te.fp8.state import BlockPair, Quantizer, ScalingState, Update, scaling_state
+from paddle_te.fp8.stored import StoredWeight
 
 
 class Pass(Protocol):

@@ -21,11 +21,11 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
-from .recipe import FP8_MAX, DelayedScaling
-from .scaling import BlockScaling, TensorScaling
+from paddle_te.fp8.recipe import FP8_MAX, DelayedScaling
+from paddle_te.fp8.scaling import BlockScaling, TensorScaling
 
 if TYPE_CHECKING:
-    from .statistics import Record
+    from paddle_te.fp8.statistics import Record
 
 FLOAT32_MAX = 3.4028234663852886e38
 T = TypeVar("T")

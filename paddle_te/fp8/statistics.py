@@ -18,9 +18,9 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
-from .module import ModuleScaling
-from .recipe import FP8_MAX, Recipe
-from .state import Quantizer
+from paddle_te.fp8.module import ModuleScaling
+from paddle_te.fp8.recipe import FP8_MAX, Recipe
+from paddle_te.fp8.state import Quantizer
 
 Counters: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import paddle
 from paddle import Tensor
 
-from .recipe import FP8_MAX, DelayedScaling, Recipe
-from .scaling import StoredScaling, TensorScaling
-from .state import Block
+from paddle_te.fp8.recipe import FP8_MAX, DelayedScaling, Recipe
+from paddle_te.fp8.scaling import StoredScaling, TensorScaling
+from paddle_te.fp8.state import Block
 
 
 def stored_scaling(recipe: Recipe) -> StoredScaling:
