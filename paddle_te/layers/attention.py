@@ -235,23 +235,10 @@ class MultiHeadAttention(BackendLayer):
         over ranks.
         """
         layers = self._sub_layers  # see layers.base.ParallelLayer
-        core, dropout, first = layers["core_attention"], self.dropout, context.is_first_microbatch
-        cached = context.with_cache
-        if cached and self.cp:
-            raise ValueError("past_key_value, use_cache: a cache needs whole sequences; leave cp_comm_type out")
-        sequence = self._sequence_length(x)
-        again = self.training and (context.recompute_core_attention or self._core_again)
-        mask = core.additive_mask(context.attention_mask, context.cu_seqlens, sequence)
-        masked, packed = mask is not None, context.cu_seqlens is not None
-        quantizers = core.begin_forward(sequence, masked, cached, first, packed)
-        if self._ring and (masked or packed or quantizers is not None):
-            what = _MASK if masked else "packed documents (cu_seqlens)" if packed else "fp8 (fp8_dpa)"
-            raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
-        attention = core.attention(context.cu_seqlens, quantizers)
-        drops = dropout or attention.scores.dropout
-        if not (cached or masked or again or drops or self.cp) and self._is_whole(layers):
+        context, attention = self._begin(x, context)
+        dropout, first = self.dropout, context.is_first_microbatch
+        if not dropout and self._is_plain(context, attention) and self._is_whole(layers):
             return self._forward_at_once(layers, x, context, attention)
-        context = context._replace(attention_mask=mask, recompute_core_attention=again)
         qkv, residual = layers["layernorm_qkv"](x, first)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
         if self._exchange:
@@ -265,6 +252,30 @@ class MultiHeadAttention(BackendLayer):
         if not at_once:
             out = add_to_residual(out, residual, post_norm, dropout, layers["proj"].tp)
         return (out, key_value) if context.use_cache else out
+
+    def _begin(self, x: Tensor, context: Context) -> tuple[Context, Attention]:
+        """Return the context with the additive mask and whether to compute attention again, and its Attention.
+
+        Raises ValueError where attention cannot be computed so, before the first kernel.
+        """
+        core, packed = self._sub_layers["core_attention"], context.cu_seqlens is not None
+        if context.with_cache and self.cp:
+            raise ValueError("past_key_value, use_cache: a cache needs whole sequences; leave cp_comm_type out")
+        sequence = self._sequence_length(x)
+        mask = core.additive_mask(context.attention_mask, context.cu_seqlens, sequence)
+        masked = mask is not None
+        quantizers = core.begin_forward(sequence, masked, context.with_cache, context.is_first_microbatch, packed)
+        if self._ring and (masked or packed or quantizers is not None):
+            what = _MASK if masked else "packed documents (cu_seqlens)" if packed else "fp8 (fp8_dpa)"
+            raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
+        again = self.training and (context.recompute_core_attention or self._core_again)
+        context = context._replace(attention_mask=mask, recompute_core_attention=again)
+        return context, core.attention(context.cu_seqlens, quantizers)
+
+    def _is_plain(self, context: Context, attention: Attention) -> bool:
+        """Say whether attention is training's usual one: of whole sequences, without a cache, a mask or dropout."""
+        wanted = context.with_cache or context.attention_mask is not None or context.recompute_core_attention
+        return not (wanted or attention.scores.dropout or self.cp)
 
     def _normed_over_all(self, qkv: Tensor) -> Tensor:
         """Return q and k normed over all heads, which a rank has only before the exchange, and v; else qkv itself."""
