@@ -43,8 +43,7 @@ def fuse_clipping(optimizer: paddle.optimizer.Optimizer) -> None:
     Raises ValueError for a plug-in that is too old for it.
     """
     clip = optimizer._grad_clip
-    groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
-    if type(optimizer) is not paddle.optimizer.AdamW or groups:
+    if type(optimizer) is not paddle.optimizer.AdamW or has_groups(optimizer):
         return
     if type(clip) is paddle.nn.ClipGradByGlobalNorm:
         clip.__class__ = _ClipGradByGlobalNorm
@@ -52,6 +51,11 @@ def fuse_clipping(optimizer: paddle.optimizer.Optimizer) -> None:
         return
     device.check_nvgpu("defer")
     optimizer.__class__ = FactorAdamW
+
+
+def has_groups(optimizer: paddle.optimizer.Optimizer) -> bool:
+    """Return whether a Paddle optimizer's parameters are in groups, each of which may have settings of its own."""
+    return isinstance(optimizer._parameter_list[0], dict)
 
 
 def guard_updates(optimizer: paddle.optimizer.Optimizer, may_update: Callable[[Sequence[MaybePair]], bool]) -> None:

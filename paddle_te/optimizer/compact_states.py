@@ -39,7 +39,7 @@ from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_te.optimizer import FactorAdamW, Step, multiplied
-from paddle_te.optimizer.adamw import Pair
+from paddle_te.optimizer.adamw import Pair, has_groups
 from paddle_te.optimizer.holding import held_by, layers_of
 from paddle_te.weights.blocks import BLOCK, UNIT_BYTES, moment_shape, row_bytes
 
@@ -64,7 +64,7 @@ def keep_compact(optimizer: paddle.optimizer.Optimizer, moments: str, master_wei
     """
     if moments == master_weights == "float32":
         return
-    if not isinstance(optimizer, paddle.optimizer.AdamW) or isinstance(optimizer._parameter_list[0], dict):
+    if not isinstance(optimizer, paddle.optimizer.AdamW) or has_groups(optimizer):
         raise ValueError("--optim_moments and --master_weights are AdamW's, without groups of parameters")
     if optimizer._amsgrad or not isinstance(optimizer._learning_rate, LRScheduler):
         raise ValueError("--optim_moments and --master_weights: AdamW without amsgrad, with a learning rate scheduler")

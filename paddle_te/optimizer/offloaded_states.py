@@ -33,6 +33,7 @@ from paddle_te import device
 from paddle_te.native.interface import Event, HostMemory
 from paddle_te.ops.te import runtime
 from paddle_te.optimizer import FactorAdamW, Step
+from paddle_te.optimizer.adamw import has_groups
 from paddle_te.optimizer.holding import held_by, layers_of
 from paddle_te.options.training import OFFLOADED_AT_ONCE
 from paddle_te.planner.offloaded import LEAST, PIECE, spread
@@ -47,8 +48,7 @@ def keep_on_host(optimizer: paddle.optimizer.Optimizer, fraction: float) -> None
     """
     if not fraction or getattr(optimizer, "host_states", None) is not None:
         return
-    groups = isinstance(optimizer._parameter_list[0], dict)
-    if not isinstance(optimizer, paddle.optimizer.AdamW) or groups or optimizer._amsgrad:
+    if not isinstance(optimizer, paddle.optimizer.AdamW) or has_groups(optimizer) or optimizer._amsgrad:
         raise ValueError("states in host memory are AdamW's, without groups of parameters and without amsgrad")
     if not isinstance(optimizer, FactorAdamW):
         optimizer.__class__ = FactorAdamW

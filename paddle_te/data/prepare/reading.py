@@ -54,35 +54,52 @@ def import_zstandard(path: Path) -> ModuleType:
     return zstandard
 
 
+class Decompressor:
+    """Decompress a file, which may hold several compressed streams, one after another.
+
+    open_stream: begins one. damage: what a stream raises for bytes that are none of it.
+    """
+
+    def __init__(self, path: Path, open_stream: Callable[[], Any], damage: type[Exception]) -> None:
+        self._path, self._open_stream, self._damage = path, open_stream, damage
+        self._stream: Any = None
+
+    @classmethod
+    def of(cls, path: Path) -> Decompressor | None:
+        """Return the one for a file of that name; None for a plain one."""
+        if path.suffix == ".gz":
+            return cls(path, partial(zlib.decompressobj, wbits=31), zlib.error)
+        if path.suffix == ".zst":
+            zstandard = import_zstandard(path)
+            return cls(path, zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, zstandard.ZstdError)
+        return None
+
+    def decompress(self, data: bytes) -> bytes:
+        """Return what the file's next bytes stand for. Raises PrepareError."""
+        out = []
+        try:
+            while data:
+                stream = self._stream or self._open_stream()
+                out.append(stream.decompress(data))
+                data, self._stream = (stream.unused_data, None) if stream.eof else (b"", stream)
+        except self._damage as error:
+            raise PrepareError(f"{self._path} is damaged or not a {self._path.suffix} file: {error}") from error
+        return b"".join(out)
+
+    def check_end(self) -> None:
+        """Raise PrepareError where the file ends within a stream."""
+        if self._stream is not None:
+            raise PrepareError(f"{self._path} is cut short: its last compressed stream does not end")
+
+
 def read_blocks(path: Path) -> Iterator[tuple[bytes, int]]:
     """Yield (uncompressed block, bytes of the file read for it); an incomplete or damaged file is an error."""
-    open_stream: Callable[[], Any] | None = None
-    damage: type[Exception] | tuple[()] = ()
-    stream = None
-    if path.suffix == ".gz":
-        open_stream, damage = partial(zlib.decompressobj, wbits=31), zlib.error
-    elif path.suffix == ".zst":
-        zstandard = import_zstandard(path)
-        open_stream = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
-        damage = zstandard.ZstdError
+    decompressor = Decompressor.of(path)
     with open(path, "rb") as file:
         while data := file.read(READ_BYTES):
-            size = len(data)
-            if open_stream is None:
-                yield data, size
-                continue
-            out = []
-            try:
-                while data:  # a file may hold several compressed streams, one after another
-                    stream = stream or open_stream()
-                    out.append(stream.decompress(data))
-                    data = stream.unused_data if stream.eof else b""
-                    stream = None if stream.eof else stream
-            except damage as error:
-                raise PrepareError(f"{path} is damaged or not a {path.suffix} file: {error}") from error
-            yield b"".join(out), size
-    if stream is not None:
-        raise PrepareError(f"{path} is cut short: its last compressed stream does not end")
+            yield decompressor.decompress(data) if decompressor else data, len(data)
+    if decompressor:
+        decompressor.check_end()
 
 
 def read_chunks(path: Path) -> Iterator[Chunk]:
