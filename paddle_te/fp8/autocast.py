@@ -26,9 +26,8 @@ class AutocastState(NamedTuple):
     stored_for: Recipe | None = None
 
 
-_states: ContextVar[tuple[AutocastState, ...]] = ContextVar(
-    "_states", default=(AutocastState(),)
-)  # of this thread, the innermost last
+# of this thread, the innermost last
+_states: ContextVar[tuple[AutocastState, ...]] = ContextVar("_states", default=(AutocastState(),))
 
 
 class _Scope(ContextDecorator):

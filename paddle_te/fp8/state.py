@@ -183,6 +183,12 @@ class Quantizer:
             self._block.recorded = True
 
 
+def check_aligned(scale_inv: Tensor) -> None:
+    """Raise RuntimeError for a tensor whose address is no multiple of 16 bytes, as fp8 GEMMs want a scale's inverse."""
+    if scale_inv.data_ptr() % 16:
+        raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
+
+
 class Block:
     """The numbers of n tensors of one fp8 dtype, side by side, so that one kernel updates them all.
 
@@ -198,11 +204,9 @@ class Block:
         # recorded as tensors, not through pointers; `flush` brings them into row 0
         self.amaxes: list[Tensor | None] = [None] * history.shape[1]
         self.recorded = False
-        self.quantizers: weakref.WeakSet[Quantizer] = (
-            weakref.WeakSet()
-        )  # weak: without cycles states die with their modules
-        if scale_inv.data_ptr() % 16:
-            raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
+        # weak: without cycles states die with their modules
+        self.quantizers: weakref.WeakSet[Quantizer] = weakref.WeakSet()
+        check_aligned(scale_inv)
 
     @classmethod
     def new(cls, dtype: str, amax_history_len: int, n: int) -> Block:

@@ -7,7 +7,7 @@ from paddle import Tensor
 
 from paddle_te.fp8.recipe import FP8_MAX, DelayedScaling, Recipe
 from paddle_te.fp8.scaling import StoredScaling, TensorScaling
-from paddle_te.fp8.state import Block
+from paddle_te.fp8.state import Block, check_aligned
 
 
 def stored_scaling(recipe: Recipe) -> StoredScaling:
@@ -44,8 +44,7 @@ class StoredWeight:
 
     @scale_inv.setter
     def scale_inv(self, tensor: Tensor) -> None:
-        if tensor.data_ptr() % 16:
-            raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
+        check_aligned(tensor)
         self._scale_inv = tensor
 
     @property

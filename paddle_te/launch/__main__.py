@@ -13,13 +13,14 @@ import sys
 from typing import cast
 
 from paddle_te.host import HostError, find
+from paddle_te.job import DPO, FINETUNE, KTO, PRETRAIN
 from paddle_te.launch import JobModule, arguments
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.recipe import RECIPE
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete
 
-JOBS = ("pretrain", "finetune", "dpo", "kto")  # modules beside this one
+JOBS = (PRETRAIN, FINETUNE, DPO, KTO)  # modules beside this one
 
 
 def _job(name: str) -> JobModule:

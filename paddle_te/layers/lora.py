@@ -85,10 +85,11 @@ class LowRank(nn.Layer):
 class WithLoRA(GemmLayer):
     """Compute with LoRA on some of a layer's parts; `enable` makes one of the layer itself, as torch's parametrize.
 
-    PARALLEL_MODES: that of each of its GEMMs' weights. parts: {name of a weight: {name of a part: its rows on a rank}},
-    of all parts, in the order in which they stand in the weight.
+    ADAPTER: the class of a part's A and B. PARALLEL_MODES: that of each of its GEMMs' weights. parts: {name of a
+    weight: {name of a part: its rows on a rank}}, of all parts, in the order in which they stand in the weight.
     """
 
+    ADAPTER: ClassVar[Any] = LowRank
     PARALLEL_MODES: ClassVar[Mapping[str, str | None]] = {}
     merged = disable_lora = False
     lora_dropout = 0.0
@@ -99,24 +100,32 @@ class WithLoRA(GemmLayer):
         """Turn the layer, of the class that this one extends, into one with LoRA, and return it.
 
         names: the parts that get A and B. config: a host's LoRAConfig, of which r, scaling and lora_dropout are read.
-        Raises ValueError for lora_dropout in a layer that is to keep less than what norm and activation give.
+        Raises ValueError as `check_dropout`.
         """
-        if config.lora_dropout and isinstance(layer, (LayerNormLinear, LayerNormMLP)):
-            layer.settings.check_lora_dropout()
-        layer.parts, layer.lora_dropout = parts, config.lora_dropout
+        cls.check_dropout(layer, config)
+        layer.parts, layer.lora_dropout = parts, config.lora_dropout or 0.0
         for weight_name, rows in parts.items():
-            weight = getattr(layer, weight_name)
-            for part in rows:
-                if part in names:
-                    shape, parallel_mode = (weight.shape[1], rows[part]), cls.PARALLEL_MODES[weight_name]
-                    layer.add_sublayer(part, LowRank(*shape, config, layer.params_dtype, parallel_mode, layer.tp))
+            for part in filter(lambda part: part in names, rows):
+                layer.add_sublayer(part, cls.make_adapter(layer, weight_name, rows[part], config))
         layer.__class__ = cls
         return layer
 
+    @classmethod
+    def check_dropout(cls, layer: Any, config: Any) -> None:
+        """Raise ValueError for lora_dropout in a layer that is to keep less than what norm and activation give."""
+        if config.lora_dropout and isinstance(layer, (LayerNormLinear, LayerNormMLP)):
+            layer.settings.check_lora_dropout()
+
+    @classmethod
+    def make_adapter(cls, layer: Any, weight_name: str, rows: int, config: Any) -> nn.Layer:
+        """Make A and B of a part, which has so many rows of a weight."""
+        columns, parallel_mode = getattr(layer, weight_name).shape[1], cls.PARALLEL_MODES[weight_name]
+        return cls.ADAPTER(columns, rows, config, layer.params_dtype, parallel_mode, layer.tp)
+
     @property
-    def adapters(self) -> dict[str, LowRank]:
-        """Return {name of a part: its LowRank}."""
-        return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, LowRank)}
+    def adapters(self) -> dict[str, Any]:
+        """Return {name of a part: its ADAPTER}."""
+        return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, self.ADAPTER)}
 
     def plain(self) -> bool:
         """Say whether the layer computes as one without LoRA."""
@@ -157,13 +166,12 @@ class WithLoRA(GemmLayer):
     @paddle.no_grad()
     def with_products(self, name: str, weight: Tensor, sign: int = 1) -> Tensor:
         """Return the weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
+        adapters, (*experts, _, columns) = self.adapters, weight.shape
         deltas = [
-            self._sub_layers[part].delta()
-            if part in self._sub_layers
-            else paddle.zeros([rows, weight.shape[1]], "float32")
+            adapters[part].delta() if part in adapters else paddle.zeros([*experts, rows, columns], "float32")
             for part, rows in self.parts[name].items()
         ]
-        return (weight.astype("float32") + sign * paddle.concat(deltas, 0)).astype(weight.dtype)
+        return (weight.astype("float32") + sign * paddle.concat(deltas, -2)).astype(weight.dtype)
 
     def merge(self, sign: int = 1) -> None:
         """Add the low-rank products to the weights (sign -1: take them away); forward is then the fused layer's.

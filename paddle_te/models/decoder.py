@@ -162,9 +162,8 @@ class MicroBatches:
     """Count the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
 
     def __init__(self) -> None:
-        configs: Mapping[str, Any] = (
-            fleet.fleet._user_defined_strategy.pipeline_configs
-        )  # Paddle's type lacks some keys
+        # Paddle's type lacks some keys
+        configs: Mapping[str, Any] = fleet.fleet._user_defined_strategy.pipeline_configs
         self._of_a_step = configs["accumulate_steps"]
         self._seen = 0
 

@@ -23,11 +23,13 @@ from typing import Any
 
 from paddle_te.folders import is_adapter
 from paddle_te.options.option import PATH, RANKS, WORKERS
+from paddle_te.options.training import LEVELS
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.adapters.peft import convert_adapter
 from paddle_te.weights.conversion import FORMATS, MODES
 from paddle_te.weights.inspection import inspect
 from paddle_te.weights.tensors import NUMBERS
+from paddle_te.weights.verification import FULL
 
 
 def size(text: str) -> int:
@@ -80,8 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--verify_checkpoint",
-        choices=("full", "size", "none"),
-        default="full",
+        choices=LEVELS,
+        default=FULL,
         help="what an input with a manifest must first agree with it in: sizes and checksums, sizes, nothing (full)",
     )
     parser.add_argument("--verify", action="store_true", help="first compare the input with its checksums.json")

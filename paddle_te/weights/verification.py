@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from paddle_te import manifest
 from paddle_te.manifest import Manifest
+from paddle_te.options.training import LEVELS
 from paddle_te.weights.contents import TRAINER_STATE
 from paddle_te.weights.files import CHECKSUMS
 from paddle_te.weights.tensors import CheckpointError
@@ -24,7 +25,7 @@ _TRAINING = re.compile(
     r"(optimizer|master_weights)\b.*|saved_signal_\d+|scheduler\.pdparams|scaler\.pdparams|rng_state.*\.pth|"
     rf"training_args\.bin|{re.escape(TRAINER_STATE)}"
 )
-FULL, SIZE, NONE = "full", "size", "none"
+FULL, SIZE, NONE = LEVELS
 P = ParamSpec("P")
 T = TypeVar("T")
 

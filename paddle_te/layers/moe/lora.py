@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any
 
 import paddle
 from paddle import Tensor, nn
@@ -54,30 +53,22 @@ class GroupedLowRanks(nn.Layer):
 class LoRAGroupedMLP(WithLoRA, GroupedMLP):
     """Compute GroupedMLP with LoRA on gate, if there is one, up and down."""
 
-    @classmethod
-    def enable(cls, layer: Any, parts: Mapping[str, Mapping[str, int]], names: Collection[str], config: Any) -> Self:
-        """Turn a GroupedMLP into one with LoRA, as WithLoRA.enable.
+    ADAPTER = GroupedLowRanks
 
-        Raises ValueError for lora_dropout.
-        """
+    @classmethod
+    def check_dropout(cls, layer: Any, config: Any) -> None:
+        """Raise ValueError for lora_dropout."""
         if config.lora_dropout:
             raise ValueError(
                 f"lora_dropout={config.lora_dropout}: experts have no dropout before A; set it to 0, or leave the "
                 "experts out of target_modules"
             )
-        layer.parts = parts
-        for weight_name, rows in parts.items():
-            experts, _, in_features = getattr(layer, weight_name).shape
-            for part in filter(lambda part: part in names, rows):
-                sizes = experts, in_features, rows[part]
-                layer.add_sublayer(part, GroupedLowRanks(*sizes, config, layer.params_dtype, layer.ep))
-        layer.__class__ = cls
-        return layer
 
-    @property
-    def adapters(self) -> dict[str, Any]:
-        """Return {name of a part: its GroupedLowRanks}."""
-        return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, GroupedLowRanks)}
+    @classmethod
+    def make_adapter(cls, layer: Any, weight_name: str, rows: int, config: Any) -> nn.Layer:
+        """Make A and B of a part of each expert, which has so many rows of its weight."""
+        experts, _, columns = getattr(layer, weight_name).shape
+        return cls.ADAPTER(experts, columns, rows, config, layer.params_dtype, layer.ep)
 
     def grouped_projection(self, weight: str, quantizers: GemmQuantizers | None) -> GroupedProjection:
         """Return the GEMM with a weight, with LoRA unless it is merged or disabled."""
@@ -103,16 +94,6 @@ class LoRAGroupedMLP(WithLoRA, GroupedMLP):
     def split_mapping(self) -> list[tuple[str, bool]]:
         """Return [(parameter name, False)] of all A and B: each rank has those of its experts, behind each other."""
         return [(f"{part}.{factor}", False) for part in self.adapters for factor in ("lora_A", "lora_B")]
-
-    @paddle.no_grad()
-    def with_products(self, name: str, weight: Tensor, sign: int = 1) -> Tensor:
-        """Return the weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
-        experts, _, in_features = weight.shape
-        deltas = [
-            self.adapters[part].delta() if part in self.adapters else paddle.zeros([experts, rows, in_features])
-            for part, rows in self.parts[name].items()
-        ]
-        return (weight.astype("float32") + sign * paddle.concat(deltas, 1)).astype(weight.dtype)
 
 
 class LoRASharedExpertMLP(WithLoRA, SharedExpertMLP):

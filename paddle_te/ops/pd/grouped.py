@@ -13,6 +13,7 @@ from paddle.autograd import PyLayer
 from paddle_te.fp8 import GemmQuantizers, StoredWeight
 from paddle_te.fp8.emulation import dequantize_weight, operands
 from paddle_te.ops.moe import GroupedProjection, check_counts
+from paddle_te.ops.pd.linear import check_fusion
 
 
 class Rows(NamedTuple):
@@ -160,9 +161,8 @@ class _GroupedLinear(PyLayer):
 
 def grouped_linear(x: Tensor, projection: GroupedProjection, counts: Sequence[int] | Tensor) -> Tensor:
     """Project each expert's rows."""
-    weight, bias, quantizers, fuse, low_rank = projection
-    if fuse:
-        raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
+    check_fusion(projection)
+    weight, bias, quantizers, _, low_rank = projection
     counts = [int(count) for count in counts]
     check_counts(counts, x.shape[0], quantizers)
     y = _GroupedLinear.apply(x, weight, counts, quantizers)

@@ -16,6 +16,7 @@ from paddle_te.ops.activations import CLAMP
 from paddle_te.ops.chunks import chunk_rows, ranges
 from paddle_te.ops.interface import Ranks
 from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.moe import GroupedProjection
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.projection import Projection
 from paddle_te.ops.recompute import NOTHING_AGAIN, MLPRecompute
@@ -106,7 +107,8 @@ class _OfStored(PyLayer):
         return x.grad
 
 
-def _check_fusion(*projections: Projection) -> None:
+def check_fusion(*projections: Projection | GroupedProjection) -> None:
+    """Raise NotImplementedError for a GEMM that is to add its weight's gradient to another."""
     if any(projection.fuse_wgrad_accumulation for projection in projections):
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
 
@@ -171,7 +173,7 @@ def linear(
     transpose_y: bool = True,
 ) -> Tensor:
     """Multiply x with a weight: see `ops.interface`."""
-    _check_fusion(projection)
+    check_fusion(projection)
     y = _projected(x, projection, parallel_mode, None if parallel_mode is None else tp, transpose_y)
     return y if residual is None else y + residual
 
@@ -189,7 +191,7 @@ def layernorm_linear(
     x: Tensor, norm: Norm | None, projection: Projection, *, tp: Ranks | None = None
 ) -> tuple[Tensor, Tensor]:
     """Norm x and multiply it with a weight: see `ops.interface`."""
-    _check_fusion(projection)
+    check_fusion(projection)
     return _normed_column(x, norm, projection, tp), x
 
 
@@ -212,7 +214,7 @@ def layernorm_mlp(
     tp: Ranks | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute an MLP behind a norm: see `ops.interface`."""
-    _check_fusion(fc1, fc2)
+    check_fusion(fc1, fc2)
 
     def second_half(hidden: Tensor) -> Tensor:
         return _projected(activate(hidden, activation), fc2, "row", tp)
