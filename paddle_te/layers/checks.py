@@ -21,6 +21,12 @@ def refuse(wanted: Mapping[str, object], why: str) -> None:
             raise ValueError(why.format(what))
 
 
+def check_length(sequence_parallel: bool, max_sequence_length: int | None) -> None:
+    """Raise ValueError for attention that cannot tell where a sequence ends."""
+    if sequence_parallel and max_sequence_length is None:
+        raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
+
+
 def one_of(allowed: Collection[Value], **named: Value) -> Value:
     """Return the one value that is given. Raises ValueError with its name if it is not allowed."""
     ((name, value),) = named.items()

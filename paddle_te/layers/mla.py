@@ -15,7 +15,7 @@ from paddle_te.fp8 import fp8_autocast, get_autocast_state
 from paddle_te.fp8.scaling import BLOCK
 from paddle_te.layers.attention import DotProductAttention
 from paddle_te.layers.base import ParallelLayer, local_size
-from paddle_te.layers.checks import refuse
+from paddle_te.layers.checks import check_length, refuse
 from paddle_te.layers.context import Context, KeyValue, takes_context
 from paddle_te.layers.dropout import add_to_residual
 from paddle_te.layers.linear import LayerNormLinear, Linear
@@ -76,8 +76,7 @@ class MLAConfig(CoreOptions, HalfOptions):
         }
         refuse(lacking, _NO_SUCH_OPTION)
         self.check_norm_kept("latent attention")
-        if self.sequence_parallel and self.max_sequence_length is None:
-            raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
+        check_length(self.sequence_parallel, self.max_sequence_length)
 
     @property
     def key_dim(self) -> int:

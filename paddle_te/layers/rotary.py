@@ -101,36 +101,44 @@ class RotaryPositionEmbedding(nn.Layer):
         rotary_percent: float = 1.0,
     ) -> None:
         super().__init__()
-        dim = int(dim * rotary_percent)
-        scaling = rope_scaling or {}
-        kind, factor = scaling.get("rope_type"), scaling.get("factor")
-        self.dim, self.rotary_base, self.attention_factor, self.latent_factor = dim, rotary_base, 1.0, 1.0
-        self.seq_len_interpolation_factor = factor if kind == "linear" else seq_len_interpolation_factor
-        inv_freq = self._frequencies(self._stretch(scaling["factor"]) if kind == "ntk" else 1.0)
-        if kind == "llama3":
-            inv_freq = _llama3(inv_freq, scaling)
-        elif kind == "yarn":
-            inv_freq = _yarn(inv_freq, rotary_base, scaling)
-            self.attention_factor = _yarn_attention_factor(scaling)
-            self.latent_factor = _yarn_mscale(scaling, scaling.get("mscale_all_dim") or 0.0)
+        self.dim, self.rotary_base = int(dim * rotary_percent), rotary_base
+        self.attention_factor = self.latent_factor = 1.0
+        self.seq_len_interpolation_factor = seq_len_interpolation_factor
         self.switches_at: int | None = None
-        of_long = inv_freq
-        if kind == "longrope":
-            if max_position_embeddings is None:
-                raise ValueError("rope type longrope needs max_position_embeddings")
-            self.switches_at = scaling[_LENGTH]
-            self.attention_factor = _longrope_attention_factor(scaling, max_position_embeddings / scaling[_LENGTH])
-            inv_freq, of_long = (inv_freq / paddle.to_tensor(scaling[name]) for name in ("short_factor", "long_factor"))
-        self._dynamic: tuple[float, int] | None = None
-        if kind == "dynamic":
-            if factor is None or max_position_embeddings is None:
-                raise ValueError("rope type dynamic needs rope_scaling's factor and max_position_embeddings")
-            self._dynamic = factor, max_position_embeddings
+        self._dynamic: tuple[float, int] | None = None  # dynamic scaling's factor and max_position_embeddings
         self._of_length: tuple[Tensor, ...] = ()  # dynamic's, of the last sequence beyond max_position_embeddings
         # In tuples: a tensor that is an attribute is a buffer, which Layer.to(dtype) rounds. At position 4096 an angle
         # from bfloat16 would be off by up to 8.
-        self._inv_freq: tuple[Tensor, Tensor] = (inv_freq, of_long)
+        self._inv_freq: tuple[Tensor, Tensor] = self._scaled(rope_scaling or {}, max_position_embeddings)
         self._freqs: dict[bool, Tensor] = {}  # whether of longrope's long sequences: angles
+
+    def _scaled(self, scaling: Mapping[str, Any], trained: int | None) -> tuple[Tensor, Tensor]:
+        """Return the frequencies, float32 [dim / 2], of a rope_scaling, and those of longrope's long sequences.
+
+        Set the factors that come with them. trained: max_position_embeddings.
+        """
+        kind, factor = scaling.get("rope_type"), scaling.get("factor")
+        inv_freq = self._frequencies(self._stretch(scaling["factor"]) if kind == "ntk" else 1.0)
+        if kind == "linear":
+            self.seq_len_interpolation_factor = factor
+        elif kind == "llama3":
+            inv_freq = _llama3(inv_freq, scaling)
+        elif kind == "yarn":
+            inv_freq = _yarn(inv_freq, self.rotary_base, scaling)
+            self.attention_factor = _yarn_attention_factor(scaling)
+            self.latent_factor = _yarn_mscale(scaling, scaling.get("mscale_all_dim") or 0.0)
+        elif kind == "longrope":
+            if trained is None:
+                raise ValueError("rope type longrope needs max_position_embeddings")
+            self.switches_at = scaling[_LENGTH]
+            self.attention_factor = _longrope_attention_factor(scaling, trained / scaling[_LENGTH])
+            short, long = (paddle.to_tensor(scaling[name]) for name in ("short_factor", "long_factor"))
+            return inv_freq / short, inv_freq / long
+        elif kind == "dynamic":
+            if factor is None or trained is None:
+                raise ValueError("rope type dynamic needs rope_scaling's factor and max_position_embeddings")
+            self._dynamic = factor, trained
+        return inv_freq, inv_freq
 
     def _frequencies(self, stretch: float) -> Tensor:
         """Return float32 [dim / 2], one for each pair of a head's numbers, of a θ `stretch` times as large."""

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from paddle import nn
 
 from paddle_te.fp8.scaling import MXFP8_BLOCK
-from paddle_te.layers.checks import one_of, probability, refuse
+from paddle_te.layers.checks import check_length, one_of, probability, refuse
 from paddle_te.layers.masks import is_causal, keys_before
 from paddle_te.ops.activations import EXPERTS_FC1_WIDTHS, FC1_WIDTHS
 from paddle_te.options.layers import RECOMPUTE_MODULES, FuseWgrad
@@ -440,8 +440,7 @@ class AttentionSettings(AttentionOptions):
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} must be divisible by num_gqa_groups={self.groups}"
             )
-        if self.sequence_parallel and self.max_sequence_length is None:
-            raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
+        check_length(self.sequence_parallel, self.max_sequence_length)
 
     @property
     def groups(self) -> int:

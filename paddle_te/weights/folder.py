@@ -217,8 +217,11 @@ def check_layout(folder: str | Path, layout: str, hf: bool = False) -> Checkpoin
     return checkpoint
 
 
-def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
-    """Return (suffix, {(tp, pp): Rank}) of the weight files in a folder."""
+def _weight_files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    """Return [(path, match of its name)] of the weight files in a folder, in order, all of one format.
+
+    Raises CheckpointError, also where there are none: it says what the folder holds instead.
+    """
     matches = [(path, match) for path in sorted(folder.iterdir()) if (match := _WEIGHTS.fullmatch(path.name))]
     matches = [(path, m) for path, m in matches if m["stem"] == _STEMS[m["suffix"]]]
     for path in folder.glob("model_state*.pdparams"):
@@ -236,9 +239,14 @@ def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
         raise CheckpointError(
             f"{folder}: no model_state*.pdparams and no model*.safetensors in it{torch}{of_run(folder)}"
         )
-    suffixes = {match["suffix"] for _, match in matches}
-    if len(suffixes) > 1:
+    if len({match["suffix"] for _, match in matches}) > 1:
         raise CheckpointError(f"{folder}: holds both .pdparams and .safetensors weights: move one of them away")
+    return matches
+
+
+def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
+    """Return (suffix, {(tp, pp): Rank}) of the weight files in a folder."""
+    matches = _weight_files(folder)
     ranks: dict[RankKey, Rank] = {}
     shard_counts: dict[RankKey, str | None] = {}
     for path, match in matches:
@@ -251,7 +259,7 @@ def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
         rank.ep = int(match["ep"] or 0) + 1
         if shard_counts.setdefault(key, match["shards"]) != match["shards"]:
             raise CheckpointError(f"{path}: stands beside {rank.files[0].name}: two checkpoints in one folder")
-    return suffixes.pop(), ranks
+    return matches[0][1]["suffix"], ranks
 
 
 def _read_rank(folder: Path, suffix: str, rank: Rank) -> None:
