@@ -15,7 +15,7 @@ from typing import cast
 from paddle_te.host import HostError, find
 from paddle_te.job import DPO, FINETUNE, KTO, PRETRAIN
 from paddle_te.launch import JobModule, arguments
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.recipe import RECIPE
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from paddle_te.host import HOSTS
 from paddle_te.launch import JobModule, run_files
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.names import arguments_of, name_of, remedy, script_of
 from paddle_te.options.launcher import AUTO, FALLBACKS
 from paddle_te.options.removed import check_removed

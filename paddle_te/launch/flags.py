@@ -13,7 +13,7 @@ from paddle_te.folders import checkpoint_folder
 from paddle_te.host import PADDLENLP
 from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
 from paddle_te.launch import JobModule
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.names import name_of, paddlenlps_flags, remedy, script_flags, script_of
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import SPLIT, VARIABLES

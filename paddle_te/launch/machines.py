@@ -15,12 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_te.launch.errors import LaunchError
 from paddle_te.runs import nvidia
 from paddle_te.runs.nvidia import listing as _gpu_listing
-
-
-class LaunchError(ValueError):
-    """What is wrong, by the argument's name, and what it may be: one line."""
 
 
 def count_gpus(listing: list[str] | None = None) -> int:

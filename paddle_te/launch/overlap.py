@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from paddle_te.host import PADDLEFORMERS
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence
-from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import AUTO, OVERLAPS
 from paddle_te.options.training import UPDATED_HERE
 

@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from paddle_te.launch.machines import LaunchError, Nodes
+from paddle_te.launch.errors import LaunchError
+from paddle_te.launch.machines import Nodes
 
 BEAT_SECONDS = 3
 SILENCE_SECONDS = 30  # of a node without power or network, whose connection does not break

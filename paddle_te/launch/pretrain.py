@@ -11,8 +11,8 @@ from pathlib import Path
 from paddle_te import configs
 from paddle_te.folders import OUTPUT
 from paddle_te.launch.checks import check_data, check_tokenizer, read_config
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import common, of_folder
-from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.overlap import overlap_flags
 from paddle_te.options import launcher as options
 

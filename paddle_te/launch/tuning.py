@@ -9,8 +9,8 @@ from typing import Any
 
 from paddle_te.data.records import DEV, has_split
 from paddle_te.launch.checks import check_weights, read_config
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import common, extra_flags, extra_words, of_folder
-from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.tuning_data import check_preferences
 from paddle_te.options import Option
 from paddle_te.options import launcher as options

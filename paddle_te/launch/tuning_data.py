@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
 from paddle_te.job import LAUNCHER, Door, words
 from paddle_te.launch.checks import read_tokenizer_folder
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 
 if TYPE_CHECKING:
     from paddle_te.data.samples import SampleMaker

@@ -16,7 +16,7 @@ from paddle_te import commands, configs
 from paddle_te.__main__ import COMMANDS
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.launch import auto, cards, finetune, machines, pretrain
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.planner import command

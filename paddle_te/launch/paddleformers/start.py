@@ -11,7 +11,7 @@ from typing import Any
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
 from paddle_te.data.tokenizer import Tokenizer, load_tokenizer, portable_files
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.weights import safetensors
 from paddle_te.weights.config import convert_config
 from paddle_te.weights.folder import open_checkpoint

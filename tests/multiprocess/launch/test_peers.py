@@ -12,7 +12,8 @@ import time
 import pytest
 
 from paddle_te.launch import peers
-from paddle_te.launch.machines import LaunchError, Nodes
+from paddle_te.launch.errors import LaunchError
+from paddle_te.launch.machines import Nodes
 from paddle_te.launch.peers import Peers
 from tests.processes import free_ports
 

@@ -12,7 +12,7 @@ from paddle_te.hosts.paddlenlp import room
 from paddle_te.hosts.paddlenlp.loading import from_pretrained, read_config
 from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser
 from paddle_te.launch.checks import read_config as launchers
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.planner.command import _config as planners
 from paddle_te.planner.model import Model, check_size
 from tests.unit.configs.test_reading import sized

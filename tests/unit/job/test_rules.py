@@ -20,8 +20,8 @@ from paddle_te.job.paddleformers import RECIPE, job_of_recipe
 from paddle_te.job.words import example
 from paddle_te.launch import dpo, finetune, kto, pretrain
 from paddle_te.launch.arguments import parse
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import check_asked
-from paddle_te.launch.machines import LaunchError
 from paddle_te.options import tuning
 from paddle_te.options.layers import LAYERS
 from paddle_te.options.option import word

@@ -8,7 +8,7 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.launch import finetune, machines, pretrain
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from tests.small_tokenizers import write

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_te.launch import machines, pretrain
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.plan import make_plan
 
 # Llama-3-8B on eight GPUs, as a README had it: 103 GB on each

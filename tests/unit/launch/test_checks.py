@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from paddle_te.launch.checks import check_start, check_weights
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 
 
 @pytest.mark.parametrize("files", [("adapter_config.json", "adapter_model.safetensors"), ("lora_config.json",)])

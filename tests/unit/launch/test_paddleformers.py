@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from paddle_te import configs, host
 from paddle_te.configs.spec import spec_of
 from paddle_te.launch import finetune, pretrain
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.manifest import COMPLETE_MARK

@@ -10,7 +10,7 @@ from paddle_te import configs
 from paddle_te.launch import finetune, machines, pretrain
 from paddle_te.launch.__main__ import main
 from paddle_te.launch.arguments import make_parser, parse
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.options import launcher

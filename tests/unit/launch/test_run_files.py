@@ -8,7 +8,7 @@ import pytest
 from paddle_te import configs, recipes
 from paddle_te.launch import __main__ as launcher
 from paddle_te.launch import finetune, pretrain, run_files
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.planner.gpus import GPUS as CARDS

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paddle_te.data.records import DEV, TRAIN
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.tuning_data import check_data, check_preferences, questions
 from tests import chats
 

@@ -4,7 +4,7 @@ import pytest
 
 from paddle_te.job.words import job_of
 from paddle_te.launch import finetune, pretrain
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.plan import make_plan
 from paddle_te.planner.layout import COUNTED
 from paddle_te.planner.layout import layout as layout_of
