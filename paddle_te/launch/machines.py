@@ -213,6 +213,23 @@ class Nodes:
     host: str = "127.0.0.1"  # this node's address
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Where a job runs: the devices of this node, and the nodes, which have as many each."""
+
+    devices: Devices
+    nodes: Nodes
+
+    @property
+    def world(self) -> int:
+        """The number of devices of the job, and so of its processes."""
+        return len(self.devices.ids) * self.nodes.count
+
+    def folder(self, logs: Path) -> Path:
+        """Return this node's part of a folder of logs, which nodes share."""
+        return logs / f"node{self.nodes.rank}" if self.nodes.count > 1 else logs
+
+
 def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
     """Return the nodes of the job, from NNODES, NODE_RANK and MASTER, or from Slurm and IP_STR.
 

@@ -27,7 +27,7 @@ from paddle_te.launch.flags import (
     planner_knows,
     ranks_of_a_sequence,
 )
-from paddle_te.launch.machines import Devices, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.launch.machines import Devices, Machines, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.names import name_of, script_of
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
@@ -71,10 +71,10 @@ class Plan:
         return [",".join(hosts) if hosts and word == HOSTS else word for word in self.command]
 
 
-def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
+def launch_command(machines: Machines, logs: Path) -> list[str]:
     """Python for one process, paddle.distributed.launch for several."""
-    command = [sys.executable, "-u"]
-    if _one_process(devices, nodes):
+    command, devices, nodes = [sys.executable, "-u"], machines.devices, machines.nodes
+    if machines.world == 1:
         return command
     command += ["-m", "paddle.distributed.launch"]
     # On a plain CPU Paddle's launcher knows no device numbers, only how many processes.
@@ -85,10 +85,6 @@ def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
     if nodes.host:
         command += ["--host", nodes.host]
     return [*command, "--log_dir", str(logs)]
-
-
-def _one_process(devices: Devices, nodes: Nodes) -> bool:
-    return len(devices.ids) == 1 and nodes.count == 1
 
 
 def make_plan(job: JobModule, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
@@ -103,9 +99,10 @@ def make_plan(job: JobModule, words: list[str], environ: Mapping[str, str]) -> t
     return plan_for(job, args, environ), args
 
 
-def _folders(job: JobModule, args: argparse.Namespace, nodes: Nodes, world: int) -> tuple[Path, Path]:
+def _folders(job: JobModule, args: argparse.Namespace, machines: Machines) -> tuple[Path, Path]:
     """Return a run's folder and its output's. Raise LaunchError where they do not fit what is started."""
-    folder, output = job.folders(args, nodes.count, world // (ranks_of_a_sequence(args) * args.FSDP))
+    data_ranks = machines.world // (ranks_of_a_sequence(args) * args.FSDP)
+    folder, output = job.folders(args, machines.nodes.count, data_ranks)
     check_output(args, folder, job.OUTPUT_NAME)
     check_start(args, output, job.OUTPUT_NAME)
     _check_checkpoint(args, output)
@@ -122,54 +119,53 @@ def _check_memory(args: argparse.Namespace, config: Any, layout: Job | None, dev
 def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """Return `make_plan`'s plan of arguments that are parsed."""
     args.HOST = _find_host(args)
-    devices, nodes = find_devices(args, environ), find_nodes(args, environ)
-    world, config = len(devices.ids) * nodes.count, _settled(job, args, devices, nodes)
-    folder, output = _folders(job, args, nodes, world)
-    profile, logs = folder / "profile", folder / "logs"
-    if nodes.count > 1:  # which share the folder
-        logs /= f"node{nodes.rank}"
-    program = _program(job, args, config, devices, world, folder, output)
+    machines = Machines(find_devices(args, environ), find_nodes(args, environ))
+    config = _settled(job, args, machines)
+    folder, output = _folders(job, args, machines)
+    profile, logs = folder / "profile", machines.folder(folder / "logs")
+    program = _program(job, args, config, machines, folder, output)
     layout = program.asked if planner_knows(args) else None
-    _check_memory(args, config, layout, devices)
-    command = [*launch_command(devices, nodes, logs), program.script, *program.words]
-    _check_restarts(args, nodes)
-    env, unset = _environment(args, devices, nodes, environ)
-    env |= _profiling(args, nodes)
+    _check_memory(args, config, layout, machines.devices)
+    command = [*launch_command(machines, logs), program.script, *program.words]
+    _check_restarts(args, machines.nodes)
+    env, unset = _environment(args, machines, environ)
+    env |= _profiling(args, machines.nodes)
     nsys = env["ENABLE_PROFILE"] == "1" and args.nsys_profile
     return Plan(
         command=[*_nsys(profile / folder.name), *command] if nsys else command,
         env=env,
         unset=unset,
         script=program.script,
-        processes=len(devices.ids),
+        processes=len(machines.devices.ids),
         logs=logs,
         folder=folder,
         output=output,
-        devices=devices,
-        nodes=nodes,
+        devices=machines.devices,
+        nodes=machines.nodes,
         layout=layout,
         folders=[logs, output, *([profile] if nsys else [])],
         files=program.files,
     )
 
 
-def _settled(job: JobModule, args: argparse.Namespace, devices: Devices, nodes: Nodes) -> dict[str, Any]:
+def _settled(job: JobModule, args: argparse.Namespace, machines: Machines) -> dict[str, Any]:
     """Return the model's configuration, when the arguments are whole and can run here.
 
     Fills in those that are left to the planner, and FSDP's "all". Raises LaunchError for what cannot run.
     """
+    kind, world = machines.devices.kind, machines.world
     if args.HOST == host.PADDLEFORMERS:
-        paddleformers.check_arguments(job, args, devices.kind, nodes)
+        paddleformers.check_arguments(job, args, kind, machines.nodes)
     check_known(job, args)
-    world, config = len(devices.ids) * nodes.count, job.model_config(args)
+    config = job.model_config(args)
     if left_to_planner(args):
         from paddle_te.launch.auto import fill  # here, as it imports the planner
 
         fill(args, config, world)
     if args.FSDP == "all":
         args.FSDP = max(1, world // ranks_of_a_sequence(args))
-    check_asked(job, args, devices.kind, world, config)
-    check_here(args, devices.kind)
+    check_asked(job, args, kind, world, config)
+    check_here(args, kind)
     return config
 
 
@@ -209,13 +205,13 @@ def _program(
     job: JobModule,
     args: argparse.Namespace,
     config: dict[str, Any],
-    devices: Devices,
-    world: int,
+    machines: Machines,
     folder: Path,
     output: Path,
 ) -> Program:
     """Return the job in its host's words."""
-    extra, flags = extra_words(args), job.flags(args, devices.kind, world, output)
+    kind, world = machines.devices.kind, machines.world
+    extra, flags = extra_words(args), job.flags(args, kind, world, output)
     script = _training_script(args)
     if args.HOST == host.PADDLENLP:
         words = [*printed(flags), *extra]
@@ -225,8 +221,8 @@ def _program(
     from paddle_te.launch.paddleformers.start import START, start_files  # here, as it imports NumPy
 
     recipe, start = folder / paddleformers.RECIPE, folder / START
-    text = paddleformers.recipe_text(name_of(job), args, flags, extra, devices.kind, start, output)
-    files = start_files(args, flags, config, start, devices.kind)
+    text = paddleformers.recipe_text(name_of(job), args, flags, extra, kind, start, output)
+    files = start_files(args, flags, config, start, kind)
     return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
 
 
@@ -251,16 +247,16 @@ PORT_RANGE = "10000:19999"
 
 
 def _environment(
-    args: argparse.Namespace, devices: Devices, nodes: Nodes, environ: Mapping[str, str]
+    args: argparse.Namespace, machines: Machines, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to add to the environment, and those to remove."""
-    env, unset = {}, []
+    env, unset, devices = dict[str, str](), list[str](), machines.devices
     if ROOT.name not in ("site-packages", "dist-packages"):  # which Python finds by itself, after its own modules
         paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
         env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-    if _one_process(devices, nodes):
+    if machines.world == 1:
         env |= devices.selected()
-    if not _one_process(devices, nodes) and nodes.count == 1:
+    elif machines.nodes.count == 1:
         env["PORT_RANGE"] = environ.get("PORT_RANGE") or PORT_RANGE
     if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM during which it runs
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
