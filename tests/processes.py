@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 CHILDREN = Path(__file__).parent / "children"  # what Python processes that tests start do first
-# Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (launch/machines.py).
+# Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (launch/nodes.py).
 PORTS, LAUNCHER_PORTS = range(10_000, 15_000), "15000:19999"
 _LATELY = 100  # of the ports given: what was given before may be given again
 _given = collections.deque(maxlen=_LATELY)

@@ -11,9 +11,9 @@ from paddle_te import commands
 from paddle_te.job import Job, words
 from paddle_te.launch.arguments import LAYOUT, left_to_planner
 from paddle_te.launch.cards import card_of
+from paddle_te.launch.devices import gpu_names
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import extra_words, planner_knows
-from paddle_te.launch.machines import gpu_names
 from paddle_te.options.launcher import AUTO, METHODS
 from paddle_te.options.lora import COUNTED as COUNTED_OF_ADAPTER
 from paddle_te.planner.gpus import GPUS, Gpu

@@ -8,8 +8,8 @@ from typing import Any
 
 from paddle_te import commands
 from paddle_te.job import Job
+from paddle_te.launch.devices import gpu_names
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.machines import gpu_names
 from paddle_te.planner.gpus import GPUS, Gpu, called
 from paddle_te.planner.layout import adapter_flags, extra_arguments, launcher_arguments
 from paddle_te.planner.memory import Memory, lacking, memory_of_step

@@ -17,9 +17,9 @@ from paddle_te.configs.reading import remarks
 from paddle_te.folders import MODEL_WEIGHTS, files_of, is_adapter, of_run, weights_in
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
+from paddle_te.launch.devices import count_gpus
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import extra_flags, trains
-from paddle_te.launch.machines import count_gpus
 from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size

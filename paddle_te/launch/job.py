@@ -9,9 +9,9 @@ from pathlib import Path
 
 from paddle_te.host import HOSTS, installed
 from paddle_te.launch import JobModule
+from paddle_te.launch.devices import find_devices, has_gpu
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence, trains
-from paddle_te.launch.machines import find_devices, has_gpu
 from paddle_te.launch.peers import JOIN_SECONDS, Peers
 from paddle_te.launch.plan import Plan, plan_for
 from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.machines import Nodes
+from paddle_te.launch.nodes import Nodes
 
 BEAT_SECONDS = 3
 SILENCE_SECONDS = 30  # of a node without power or network, whose connection does not break

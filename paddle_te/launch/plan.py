@@ -18,6 +18,7 @@ from paddle_te.job.words import job_of, printed
 from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT, left_to_planner, parse
 from paddle_te.launch.checks import check_here, check_output, check_start
+from paddle_te.launch.devices import Devices, find_devices, has_nvgpu
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import (
     check_asked,
@@ -27,8 +28,9 @@ from paddle_te.launch.flags import (
     planner_knows,
     ranks_of_a_sequence,
 )
-from paddle_te.launch.machines import Devices, Machines, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.launch.machines import Machines
 from paddle_te.launch.names import name_of, script_of
+from paddle_te.launch.nodes import Nodes, find_nodes
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
 from paddle_te.runs.checkpoints import find_checkpoint, host_of

@@ -18,8 +18,8 @@ from typing import Any
 
 from paddle_te import recipes
 from paddle_te.launch import JobModule
+from paddle_te.launch.devices import count_gpus
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.machines import count_gpus
 from paddle_te.launch.names import arguments_of, name_of
 from paddle_te.options import BACKENDS
 from paddle_te.options.launcher import (

@@ -15,7 +15,7 @@ import pytest
 from paddle_te import commands, configs
 from paddle_te.__main__ import COMMANDS
 from paddle_te.hosts.paddlenlp.training import out_of_memory
-from paddle_te.launch import auto, cards, finetune, machines, pretrain
+from paddle_te.launch import auto, cards, devices, finetune, pretrain
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
@@ -104,7 +104,7 @@ def test_the_planners_after_a_lack_of_memory(model, lora, monkeypatch, printed):
 
 
 def test_the_planners_for_auto_on_another_machine(monkeypatch, printed):
-    monkeypatch.setattr(machines, "_gpu_listing", lambda: ["GPU 0: NVIDIA A10 (UUID: GPU-0)"])
+    monkeypatch.setattr(devices, "_gpu_listing", lambda: ["GPU 0: NVIDIA A10 (UUID: GPU-0)"])
     with pytest.raises(LaunchError) as refused:
         auto._gpu(argparse.Namespace(GPU=None, DRY_RUN=True, model_name="a b"), 4)
     assert printed[0] in str(refused.value) and parsed(printed[0]).model == "a b" and parsed(printed[0]).gpus == 4
@@ -149,7 +149,7 @@ def model_folder(folder):
 
 def test_what_the_launcher_says_would_fit_does(monkeypatch):
     """Each of its suggestions, put behind the command that was refused."""
-    monkeypatch.setattr(machines, "_gpu_listing", list)
+    monkeypatch.setattr(devices, "_gpu_listing", list)
     words = [f"--{name}={value}" for name, value in TOO_LARGE.items()]
     environ = DRY | dict(DEVICES="0,1,2,3,4,5,6,7", MOCK_DATA="1", GPU="h100")
     with pytest.raises(LaunchError) as refused:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 from safetensors.numpy import save_file  # noqa: E402
 
 from paddle_te import configs  # noqa: E402
-from paddle_te.launch.machines import visible_devices  # noqa: E402
+from paddle_te.launch.devices import visible_devices  # noqa: E402
 from tools.benchmark import formers, report  # noqa: E402
 from tools.benchmark.throughput import last_error, start  # noqa: E402
 from tools.benchmark.trainings import Command, Conditions, quoted  # noqa: E402

@@ -30,7 +30,7 @@ from threading import Condition, Lock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
-from paddle_te.launch.machines import visible_devices  # noqa: E402
+from paddle_te.launch.devices import visible_devices  # noqa: E402
 from paddle_te.launch.overlap import LOGGING_STEPS, OVERLAP_IN_PIPELINES, OVERLAPS, PIPELINE_OVERLAP  # noqa: E402
 from tools.benchmark import finetuning, preferences, report, step, timeline  # noqa: E402
 from tools.benchmark.formers import FormersRun  # noqa: E402

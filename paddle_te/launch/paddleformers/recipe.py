@@ -14,8 +14,8 @@ from paddle_te.job.record import PREFERENCES
 from paddle_te.launch import JobModule
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.machines import Nodes
 from paddle_te.launch.names import arguments_of, name_of
+from paddle_te.launch.nodes import Nodes
 from paddle_te.launch.tuning_data import questions
 from paddle_te.options import LAYER_OPTIONS, Option, launcher
 from paddle_te.options.lora import LoRA

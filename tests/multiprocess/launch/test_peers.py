@@ -13,14 +13,14 @@ import pytest
 
 from paddle_te.launch import peers
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.machines import Nodes
+from paddle_te.launch.nodes import Nodes
 from paddle_te.launch.peers import Peers
 from tests.processes import free_ports
 
 OTHER = """
 import sys, time
 from paddle_te.launch import peers
-from paddle_te.launch.machines import Nodes
+from paddle_te.launch.nodes import Nodes
 peers.BEAT_SECONDS, peers.SILENCE_SECONDS = 0.1, 5.0
 node = peers.Peers(Nodes(count=3, rank=int(sys.argv[1]), master=sys.argv[2]))
 while not node.failure:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paddle_te.launch import job as jobs
+from paddle_te.launch.devices import Devices
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.machines import Devices
 from paddle_te.launch.restart import Restarts, fewer, restarted
 from paddle_te.launch.supervise import HUNG, OTHER_NODE_DIED, OTHER_NODE_FAILED, Outcome
 from paddle_te.runs.rollback import ROLLED_BACK

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from paddle_te import configs
-from paddle_te.launch import finetune, machines, pretrain
+from paddle_te.launch import devices, finetune, pretrain
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
@@ -19,7 +19,7 @@ ENVIRON = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "nvgpu", "CUSTOM_DEVICE_R
 
 @pytest.fixture(autouse=True)
 def h200s(monkeypatch):
-    monkeypatch.setattr(machines, "_gpu_listing", lambda: [f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})" for i in range(8)])
+    monkeypatch.setattr(devices, "_gpu_listing", lambda: [f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})" for i in range(8)])
 
 
 def plan(words, devices=8, **environ):
@@ -102,7 +102,7 @@ def test_a_smaller_state_of_the_optimizer_is_counted():
 
 def test_states_are_chosen_where_none_are_given(capsys, monkeypatch):
     """And what that costs is said: Llama-3-8B on an H100."""
-    monkeypatch.setattr(machines, "_gpu_listing", lambda: ["GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"])
+    monkeypatch.setattr(devices, "_gpu_listing", lambda: ["GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"])
     _, args = plan("--TP=auto", devices=1)
     assert "--optim_moments bfloat16 --master_weights bf16_remainder" in args.EXTRA_ARGS
     assert "; moments in bfloat16: they are rounded at random after each step" in capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_what_cannot_be_chosen_is_refused(words, message):
     (["GPU 0: NVIDIA H200 (UUID: GPU-1)", "GPU 1: NVIDIA A10 (UUID: GPU-2)"], "NVIDIA A10 and NVIDIA H200"),
 ])  # fmt: skip
 def test_gpus_that_the_planner_does_not_know(monkeypatch, listing, there):
-    monkeypatch.setattr(machines, "_gpu_listing", lambda: listing)
+    monkeypatch.setattr(devices, "_gpu_listing", lambda: listing)
     assert f"auto: the planner knows H200 and H100, and here is {there};" in refusal("--TP=auto", devices=1)
 
 

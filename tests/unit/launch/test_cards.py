@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_te.launch import machines, pretrain
+from paddle_te.launch import devices, pretrain
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.plan import make_plan
 
@@ -15,7 +15,7 @@ DRY = dict(DRY_RUN="1", MOCK_DATA="1", DEVICE="nvgpu", DEVICES="0,1,2,3,4,5,6,7"
 def listing(monkeypatch):
     def show(*names):
         lines = [f"GPU {i}: {name} (UUID: GPU-{i})" for i, name in enumerate(names)]
-        monkeypatch.setattr(machines, "_gpu_listing", lambda: lines)
+        monkeypatch.setattr(devices, "_gpu_listing", lambda: lines)
 
     show()
     return show

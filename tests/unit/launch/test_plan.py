@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_te import configs
-from paddle_te.launch import finetune, machines, pretrain
+from paddle_te.launch import devices, finetune, nodes, pretrain
 from paddle_te.launch.__main__ import main
 from paddle_te.launch.arguments import make_parser, parse
 from paddle_te.launch.errors import LaunchError
@@ -349,56 +349,56 @@ def test_devices_are_found(tmp_path, monkeypatch):
     mock = {"MOCK_DATA": "1"}
     cpu = dict(model_name="llama-125m", TP=1, precision="fp32")
 
-    def devices(environ, **arguments):
+    def seen(environ, **arguments):
         args = parse(pretrain, [f"--{name}={value}" for name, value in arguments.items()], {**mock, **environ})
-        found = machines.find_devices(args, environ)
+        found = devices.find_devices(args, environ)
         return found.kind, ",".join(found.ids)
 
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi yet
-    monkeypatch.setattr(machines, "_has_paddle_gpu", lambda: False)
-    assert devices({}) == ("cpu", "0")
-    assert devices({}, DEVICES="0,1", **cpu) == ("cpu", "0,1")
+    monkeypatch.setattr(devices, "_has_paddle_gpu", lambda: False)
+    assert seen({}) == ("cpu", "0")
+    assert seen({}, DEVICES="0,1", **cpu) == ("cpu", "0,1")
     with pytest.raises(LaunchError, match="DEVICE: no device of kind gpu"):
-        devices({}, DEVICE="gpu")
+        seen({}, DEVICE="gpu")
     # A dry run for another machine, which must have an accelerator.
-    assert devices({}, DRY_RUN=1, DEVICES="0,1,2,3") == ("gpu", "0,1,2,3")
-    assert devices({}, DRY_RUN=1, DEVICES="0,1", precision="fp32") == ("cpu", "0,1")
-    assert devices({}, DRY_RUN=1, DEVICES="0,1", precision="fp32", GPU="h100") == ("gpu", "0,1")
+    assert seen({}, DRY_RUN=1, DEVICES="0,1,2,3") == ("gpu", "0,1,2,3")
+    assert seen({}, DRY_RUN=1, DEVICES="0,1", precision="fp32") == ("cpu", "0,1")
+    assert seen({}, DRY_RUN=1, DEVICES="0,1", precision="fp32", GPU="h100") == ("gpu", "0,1")
 
     # The plug-in: its host runtime on a machine with no GPU, else all GPUs.
     plugin = {"CUSTOM_DEVICE_ROOT": "/plugin"}
-    assert devices(plugin) == ("nvgpu", "0")
-    assert devices({**plugin, "NVGPU_HOST_DEVICES": "3"}) == ("nvgpu", "0,1,2")
-    assert devices(plugin, DEVICES="0,1,2,3") == ("nvgpu", "0,1,2,3")
-    assert devices(plugin, DEVICE="cpu") == ("cpu", "0")
+    assert seen(plugin) == ("nvgpu", "0")
+    assert seen({**plugin, "NVGPU_HOST_DEVICES": "3"}) == ("nvgpu", "0,1,2")
+    assert seen(plugin, DEVICES="0,1,2,3") == ("nvgpu", "0,1,2,3")
+    assert seen(plugin, DEVICE="cpu") == ("cpu", "0")
     with pytest.raises(LaunchError, match="DEVICES: no nvgpu 8 here"):
-        devices(plugin, DEVICES="8")
+        seen(plugin, DEVICES="8")
 
     installed = SimpleNamespace(origin=str(tmp_path / "site/paddle/__init__.py"))
-    monkeypatch.setattr(machines.importlib.util, "find_spec", lambda name: installed)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: installed)
     library = tmp_path / "site/paddle_custom_device/libnvgpu.so"
     library.parent.mkdir(parents=True)
     library.touch()
-    assert devices({}) == ("cpu", "0"), "installed, but there is no GPU"
+    assert seen({}) == ("cpu", "0"), "installed, but there is no GPU"
     fake_smi(tmp_path, 4, monkeypatch)
-    assert devices({}) == ("nvgpu", "0,1,2,3")
-    assert devices({"CUSTOM_DEVICE_ROOT": ""}) == ("cpu", "0")
+    assert seen({}) == ("nvgpu", "0,1,2,3")
+    assert seen({"CUSTOM_DEVICE_ROOT": ""}) == ("cpu", "0")
     library.unlink()
-    assert devices({}) == ("cpu", "0"), "GPUs that this Paddle cannot use"
-    assert devices(plugin) == ("nvgpu", "0,1,2,3")
-    assert devices({**plugin, "CUDA_VISIBLE_DEVICES": "2,3"}) == ("nvgpu", "0,1")
-    monkeypatch.setattr(machines, "_has_paddle_gpu", lambda: True)
-    assert devices(plugin) == ("gpu", "0,1,2,3")
-    assert devices({}, DEVICES="1,3") == ("gpu", "1,3")
-    assert devices({"CUDA_VISIBLE_DEVICES": "2,3"}) == ("gpu", "2,3")
+    assert seen({}) == ("cpu", "0"), "GPUs that this Paddle cannot use"
+    assert seen(plugin) == ("nvgpu", "0,1,2,3")
+    assert seen({**plugin, "CUDA_VISIBLE_DEVICES": "2,3"}) == ("nvgpu", "0,1")
+    monkeypatch.setattr(devices, "_has_paddle_gpu", lambda: True)
+    assert seen(plugin) == ("gpu", "0,1,2,3")
+    assert seen({}, DEVICES="1,3") == ("gpu", "1,3")
+    assert seen({"CUDA_VISIBLE_DEVICES": "2,3"}) == ("gpu", "2,3")
     for nothing in ("", "-1"):
-        assert devices({"CUDA_VISIBLE_DEVICES": nothing}) == ("cpu", "0")
+        assert seen({"CUDA_VISIBLE_DEVICES": nothing}) == ("cpu", "0")
     with pytest.raises(LaunchError, match="DEVICE: no device of kind nvgpu"):
-        devices({"CUDA_VISIBLE_DEVICES": "-1"}, DEVICE="nvgpu")
+        seen({"CUDA_VISIBLE_DEVICES": "-1"}, DEVICE="nvgpu")
     with pytest.raises(LaunchError, match="NVGPU_HOST_DEVICES: 'two' must be a whole number"):
-        devices({"NVGPU_HOST_DEVICES": "two"}, DEVICE="nvgpu")
+        seen({"NVGPU_HOST_DEVICES": "two"}, DEVICE="nvgpu")
     with pytest.raises(LaunchError, match="DEVICES: no gpu 0 here; visible: 2, 3"):
-        devices({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
+        seen({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
 
 
 def uuids(*args, environ={}):  # noqa: B006 (read only)
@@ -411,7 +411,7 @@ def test_devices_by_uuid(tmp_path, monkeypatch):
     names = ["GPU-0a-1", "GPU-1b-2", "GPU-2c-3", "GPU-2c-33"]
     listing = [f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: {name})" for i, name in enumerate(names)]
     listing.insert(1, "  MIG 1g.10gb     Device  0: (UUID: MIG-5d)")
-    monkeypatch.setattr(machines, "_gpu_listing", lambda: listing)
+    monkeypatch.setattr(devices, "_gpu_listing", lambda: listing)
     dry = {"DRY_RUN": "1"}
     assert uuids("GPU-1b-2", "GPU-0a", environ=dry) == (["1", "0"], "PCI_BUS_ID")
     assert uuids("GPU-2c-3", "3", environ=dry) == (["2", "3"], "PCI_BUS_ID"), "a whole UUID that begins another one"
@@ -429,11 +429,11 @@ def test_devices_by_uuid(tmp_path, monkeypatch):
     hidden = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "CUDA_VISIBLE_DEVICES": "0,1"}
     assert "GPU-2c-3 is the UUID of no GPU here" in refusal(hidden, DEVICES="GPU-2c-3", TP=1)
     assert "a GPU's name, and this runs on the CPU" in refusal(CPU, DEVICES="GPU-0a", TP=1, precision="fp32")
-    assert machines.has_gpu("GPU-0a", {}) and not machines.has_gpu("GPU-0a", {"CUDA_VISIBLE_DEVICES": "1"})
+    assert devices.has_gpu("GPU-0a", {}) and not devices.has_gpu("GPU-0a", {"CUDA_VISIBLE_DEVICES": "1"})
 
 
 def test_a_dry_run_counts_uuids_where_no_gpu_is_seen(monkeypatch, capsys):
-    monkeypatch.setattr(machines, "_gpu_listing", list)
+    monkeypatch.setattr(devices, "_gpu_listing", list)
     assert uuids("GPU-7", "GPU-3", environ={"DRY_RUN": "1"})[0] == ["0", "1"]
     assert "counts those of DEVICES from 0" in capsys.readouterr().err
 
@@ -448,13 +448,13 @@ def test_a_dry_run_counts_uuids_where_no_gpu_is_seen(monkeypatch, capsys):
 def test_a_gpu_that_is_gone_is_not_seen_where_it_is_named(tmp_path, monkeypatch, named, left):
     fake_smi(tmp_path, 3, monkeypatch)
     environ = {} if named == "all" else {"CUDA_VISIBLE_DEVICES": named}
-    assert machines.visible_devices("gpu", environ) == left
-    assert machines.visible_devices("nvgpu", environ) == [str(number) for number in range(len(left))]
+    assert devices.visible_devices("gpu", environ) == left
+    assert devices.visible_devices("nvgpu", environ) == [str(number) for number in range(len(left))]
 
 
 def test_named_gpus_are_believed_where_no_driver_answers(tmp_path, monkeypatch):
     fake_smi(tmp_path, 0, monkeypatch)
-    assert machines.visible_devices("gpu", {"CUDA_VISIBLE_DEVICES": "2,GPU-7"}) == ["2", "GPU-7"]
+    assert devices.visible_devices("gpu", {"CUDA_VISIBLE_DEVICES": "2,GPU-7"}) == ["2", "GPU-7"]
 
 
 def test_one_device_needs_no_launcher():
@@ -529,19 +529,19 @@ def test_several_nodes():
 def test_a_head_node_whose_name_is_a_loopback_address(monkeypatch):
     """Debian's /etc/hosts has the machine's own name at 127.0.1.1: the others would wait a quarter of an hour."""
     found = {"node0": "127.0.1.1", "localhost": "127.0.0.1", "127.0.0.3": "127.0.0.3"}
-    found[machines.socket.gethostname()] = "127.0.0.2"
-    monkeypatch.setattr(machines.socket, "gethostbyname", found.__getitem__)
+    found[nodes.socket.gethostname()] = "127.0.0.2"
+    monkeypatch.setattr(nodes.socket, "gethostbyname", found.__getitem__)
 
-    def nodes(master, rank="0"):
+    def master_of(master, rank="0"):
         args = parse(pretrain, [], {"MOCK_DATA": "1", "NNODES": "2", "NODE_RANK": rank, "MASTER": master})
-        nodes = machines.find_nodes(args, {"NODE_RANK": rank})
-        assert rank == "0" or nodes.host == "127.0.0.2", "by its name, where the route has 127.0.0.1 for every node"
-        return nodes.master
+        job = nodes.find_nodes(args, {"NODE_RANK": rank})
+        assert rank == "0" or job.host == "127.0.0.2", "by its name, where the route has 127.0.0.1 for every node"
+        return job.master
 
     with pytest.raises(LaunchError, match="MASTER: 'node0' is 127.0.1.1 on this node"):
-        nodes("node0:6070")
-    assert nodes("localhost:6070") == "127.0.0.1:6070" and nodes("127.0.0.3:6070") == "127.0.0.3:6070"
-    assert nodes("node0:6070", rank="1") == "127.0.1.1:6070", "only the head knows that it is itself"
+        master_of("node0:6070")
+    assert master_of("localhost:6070") == "127.0.0.1:6070" and master_of("127.0.0.3:6070") == "127.0.0.3:6070"
+    assert master_of("node0:6070", rank="1") == "127.0.1.1:6070", "only the head knows that it is itself"
 
 
 # ---------------------------------------------------------------------------------------------------- command

@@ -1,8 +1,8 @@
-"""machines: what the launcher sees of a machine, without Paddle."""
+"""devices: what the launcher sees of a machine, without Paddle."""
 
 import sys
 
-from paddle_te.launch.machines import has_nvgpu
+from paddle_te.launch.devices import has_nvgpu
 
 
 def test_a_folder_called_paddle_is_no_paddle(tmp_path, monkeypatch):
