@@ -19,6 +19,7 @@ from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, damage, sync
 PADDLEFORMERS_STATE = "trainer_state.bin"  # PaddleNLP's is trainer_state.json
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
+MERGED = "merged"  # in output_dir: a folder of the model with the adapter in its weights
 
 NOT_COMPLETE = "not complete: training stopped while it was written"
 
@@ -126,7 +127,8 @@ def displaced(output_dir: str | Path, resume_step: str | int) -> list[Path]:
         start = -1 if resume_step == "none" else int(resume_step)
         found += [folder for step, folder in checkpoints_in(output_dir) if step > start]
     if resume_step == "none" or resume_step == "auto" and not saved_steps(output_dir):
-        found += weights_in(output_dir)
+        if model := weights_in(output_dir):
+            found += [*model, *Path(output_dir).glob(MERGED)]
     return found
 
 
@@ -135,8 +137,8 @@ def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
 
     They are another run's, or of a course that is given up. Among this one's, "auto" would resume from them, and
     save_total_limit, which keeps the latest steps, remove this run's instead. The weights of a finished model follow
-    where a run starts anew, as it would write over them. resume_step: "auto", "none" or a number.
-    Returns that folder, or None if there were none.
+    where a run starts anew, as it would write over them, and MERGED, which must not be there for another merge.
+    resume_step: "auto", "none" or a number. Returns that folder, or None if there were none.
     """
     if not (moved := displaced(output_dir, resume_step)):
         return None

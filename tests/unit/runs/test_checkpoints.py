@@ -155,9 +155,12 @@ def test_a_finished_model_is_set_aside_where_a_run_starts_anew(tmp_path, resume_
     for name in ("lora_model_state.pdparams", "lora_config.json"):
         (tmp_path / name).touch()
     (tmp_path / "checkpoint-10").mkdir()  # not complete
+    (tmp_path / "merged").mkdir()
     kept = checkpoints.set_aside(tmp_path, resume_step)
-    moved = {"lora_model_state.pdparams"} | ({"checkpoint-10"} if resume_step == "none" else set())
+    moved = {"lora_model_state.pdparams", "merged"} | ({"checkpoint-10"} if resume_step == "none" else set())
     assert kept == tmp_path / "earlier-1" and {path.name for path in kept.iterdir()} == moved
+    (tmp_path / "merged").mkdir()  # of an adapter elsewhere
+    assert checkpoints.set_aside(tmp_path, resume_step) is None
     (tmp_path / "model-00001-of-00002.safetensors").touch()
     (tmp_path / "checkpoint-20").mkdir()
     (tmp_path / "checkpoint-20/.checkpoint_done").touch()

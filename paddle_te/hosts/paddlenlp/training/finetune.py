@@ -61,7 +61,7 @@ from paddle_te.job import Job
 from paddle_te.models.backend import check_backend, is_native
 from paddle_te.models.decoder import recipe_of
 from paddle_te.runs import screen
-from paddle_te.runs.checkpoints import CheckpointNotSaved
+from paddle_te.runs.checkpoints import MERGED, CheckpointNotSaved
 from paddle_te.runs.heartbeat import SAVING, Heartbeat
 from paddle_te.runs.identity import model_values
 from paddle_te.training.signals import ExitSignalCallback
@@ -208,7 +208,7 @@ def train_and_save(
 
 
 def merged_folder(training_args: HostArguments) -> Path:
-    return Path(training_args.output_dir, "merged")
+    return Path(training_args.output_dir, MERGED)
 
 
 def merge(trainer: FinetuningTrainer, model_args: FinetuneModelArguments, tokenizer: AnyTokenizer) -> None:
