@@ -85,13 +85,19 @@ def check_known(job: JobModule, args: argparse.Namespace) -> None:
         given = [*found, *words.pairs(others)]
     except ValueError as error:
         raise LaunchError(f"EXTRA_ARGS: {error}") from error
-    if args.HOST != PADDLENLP or Path(args.training_script).name != script_of(job) or not paddlenlps_flags():
+    if args.HOST != PADDLENLP or not _is_ours(job, Path(args.training_script)) or not paddlenlps_flags():
         return
     flags = script_flags(job)
     wrong = next((name for name in given if not {name, name.removeprefix("no_")} & flags), None)
     if wrong:
         what_to_do = remedy(job, wrong)
         raise LaunchError(f"--{wrong}: {script_of(job)} has no such flag" + (what_to_do and f"; {what_to_do}"))
+
+
+def _is_ours(job: JobModule, script: Path) -> bool:
+    """Return whether a script runs the package's training: a user's own of the same name may have its own flags."""
+    runs = f'run("paddle_te.hosts.paddlenlp.training.{name_of(job)}")'
+    return script.is_file() and runs in script.read_text(encoding="utf-8", errors="replace")
 
 
 def trains(args: argparse.Namespace) -> bool:

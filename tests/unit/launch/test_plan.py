@@ -216,8 +216,8 @@ def test_only_a_script_of_the_users_own_knows_its_flags(tmp_path, monkeypatch):
     given = dict(EXTRA_ARGS="--seed 1 --no_log_on_each_node")
     assert plan(**given).command[-1] == "--no_log_on_each_node", "PaddleNLP's own"
     given = dict(EXTRA_ARGS="--xyzzy 1")
-    own = tmp_path / "own.py"
-    own.touch()
+    own = tmp_path / "run_pretrain.py"
+    own.write_text("from paddle_te.hosts.paddlenlp.training.pretrain import pretrain")
     assert plan(**given, training_script=own).command[-2:] == ["--xyzzy", "1"]
     monkeypatch.setattr("paddle_te.launch.flags.paddlenlps_flags", frozenset)
     assert plan(**given).command[-2:] == ["--xyzzy", "1"]
