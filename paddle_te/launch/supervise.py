@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -26,8 +25,10 @@ from typing import Any
 import psutil
 
 from paddle_te.launch.leavings import Leavings
+from paddle_te.launch.logs import Logs, size_of
 from paddle_te.launch.peers import Peers
-from paddle_te.launch.proc import catches, process_state, zombie_status
+from paddle_te.launch.proc import process_state
+from paddle_te.launch.ranks import LAUNCHER, Rank, Ranks
 from paddle_te.launch.watchdog import STOPPED, Watchdog
 from paddle_te.runs.heartbeat import LAUNCHER as LAUNCHER_VARIABLE
 from paddle_te.runs.heartbeat import STACK_SIGNAL
@@ -43,8 +44,6 @@ VERDICT_SECONDS = 5  # for the node whose rank all wait for to say so, before th
 STACK_SECONDS = 2  # for the ranks to write their stacks
 KILL_SECONDS = 3  # of the grace after SIGTERM that are kept for ending what has not ended by itself
 HUNG = 124  # exit status of a job that hung, as timeout(1)'s
-LAUNCHER = "paddle.distributed.launch"
-LAUNCHER_LOG = "launcher.log"
 GONE = "Z", "X", ""  # states of a process that has ended
 # Exit status when another node failed, or died: then it is worth another try.
 OTHER_NODE_FAILED, OTHER_NODE_DIED = os.EX_UNAVAILABLE, os.EX_TEMPFAIL
@@ -61,43 +60,6 @@ def _prctl(option: int, value: int) -> None:
 def _prepare_child() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # should this process be killed
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; only ranks have a use for it
-
-
-@dataclass
-class Rank:
-    """One training process."""
-
-    pid: int
-    number: int  # in the whole job
-    local: int  # on this node, and of its log
-    pidfd: int | None  # readable once the process has ended; None where Linux (before 5.3) has none
-    status: int | None = None  # exit status once it has ended, -n if signal n ended it
-    told: int = 0  # the exit status that it has said it ends with after an error
-
-    @property
-    def exit_status(self) -> int:
-        return self.told or self.status or 0
-
-
-def _arguments(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:  # gone, or a zombie
-        return []
-
-
-def _leads_session(process: psutil.Process) -> bool:
-    try:
-        return os.getsid(process.pid) == process.pid
-    except ProcessLookupError:
-        return False
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # gone, or an old kernel
-        return None
 
 
 def say(text: str) -> None:
@@ -129,26 +91,6 @@ class Outcome:
         return self.status if self.status >= 0 else 128 - self.status
 
 
-class Copy:
-    """Shows on stdout what a file gets from a position on."""
-
-    def __init__(self, path: Path, position: int) -> None:
-        self._path, self._position = path, position
-
-    def catch_up(self) -> None:
-        """Show what was written since the last time, progress bars as they are."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._position)
-                new = file.read()
-        except FileNotFoundError:  # there is no process yet, or one that writes no such log
-            return
-        if new:
-            self._position += len(new)
-            sys.stdout.buffer.write(new)
-            sys.stdout.flush()
-
-
 class Supervisor:
     """One start of a command with all that it starts.
 
@@ -175,11 +117,8 @@ class Supervisor:
     ):
         self.peers, self.watchdog, self.grace = peers, watchdog or Watchdog(), grace
         self.launched = processes > 1 or peers is not None  # by paddle.distributed.launch
-        self.node = peers.rank if peers else 0
-        self.script, self.processes, self.logs = script, processes, Path(logs)
-        self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("*")}
-        self.screen = Copy(self.logs / "workerlog.0", self.log_starts.get("workerlog.0", 0))
-        self.ranks: list[Rank] = []
+        self.logs = Logs(Path(logs))
+        self.screen = self.logs.copy(0)
         self.failed: Rank | None = None  # the first one
         self.hung: str | None = None  # why
         self._hang_since: float | None = None
@@ -190,11 +129,12 @@ class Supervisor:
         self.leavings = Leavings()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.child = self._spawn(command, env)
+        self.ranks = Ranks(self.child.pid, self.launched, script, processes, peers.rank if peers else 0)
         self.old_handlers = self._take_signals()
 
     def _spawn(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         terminal = {TERMINAL: "1"} if self.launched and sys.stdout.isatty() else {}
-        with open(self.logs / LAUNCHER_LOG, "ab") if self.launched else contextlib.nullcontext() as messages:
+        with open(self.logs.launcher, "ab") if self.launched else contextlib.nullcontext() as messages:
             return subprocess.Popen(
                 command,
                 env=dict(env) | {LAUNCHER_VARIABLE: self.watchdog.name} | terminal,
@@ -246,73 +186,33 @@ class Supervisor:
         SIGTERM lets a profiler around it write its report. The ranks get SIGKILL: their own handler of SIGTERM would
         save and train on.
         """
-        self._find_ranks()
-        for rank in self._alive():
+        self.ranks.find()
+        for rank in self.ranks.alive():
             os.kill(rank.pid, signal.SIGKILL)
         self.child.terminate()
-
-    def _alive(self) -> list[Rank]:
-        return [rank for rank in self.ranks if rank.status is None and psutil.pid_exists(rank.pid)]
 
     def _forward(self, signum: int, frame: FrameType | None = None) -> bool:
         """Send a signal only to the ranks: it would end paddle.distributed.launch, and ranks without a handler for it.
 
         Returns whether some rank has one.
         """
-        self._find_ranks()
-        handled, ending = False, self.watchdog.ending()
-        for rank in self._alive():
-            if catches(rank.pid, signum):
-                os.kill(rank.pid, signum)
-                handled = True
-            elif rank.number not in ending:
+        self.ranks.find()
+        ending = self.watchdog.ending()
+        handled, deaf = self.ranks.send(signum)
+        for rank in deaf:
+            if rank.number not in ending:
                 say(f"rank {rank.number} does not handle {signal.Signals(signum).name}; not sent")
         return handled
 
-    def _started(self) -> list[psutil.Process]:
-        """Return the training processes, in the order of their ranks, also those that have ended unwaited.
-
-        paddle.distributed.launch starts them one after the other, each in a session of its own, and nothing else so.
-        By their parent, since one that ended at once shows neither arguments nor environment any more.
-        """
-        processes = [psutil.Process(self.child.pid), *psutil.Process(self.child.pid).children(recursive=True)]
-        if not self.launched:
-            processes = [process for process in processes if _arguments(process)[1:3] == ["-u", self.script]]
-        else:
-            launchers = [process for process in processes if _arguments(process)[2:4] == ["-m", LAUNCHER]]
-            processes = sorted(launchers[0].children(), key=lambda child: (child.create_time(), child.pid))
-        return [process for process in processes if _leads_session(process)]
-
-    def _find_ranks(self) -> None:
-        if len(self.ranks) == self.processes:
-            return
-        try:
-            started = self._started()
-        except (psutil.Error, IndexError):  # one has just gone, or the launcher is not there yet: next time
-            return
-        first = self.processes * self.node
-        for process in started:
-            if process.pid not in {rank.pid for rank in self.ranks}:
-                local = len(self.ranks)
-                self.ranks.append(Rank(process.pid, first + local, local, _pidfd(process.pid)))
-
     def _watch_ranks(self) -> None:
-        self._find_ranks()
+        self.ranks.find()
         for sign in self.watchdog.failures():
             for rank in self.ranks:
                 if rank.number == sign.rank:
                     rank.told = sign.status
                     self._fail(rank)
-        if not self.launched:
-            return
-        for rank in self.ranks:
-            if rank.status is not None:
-                continue
-            rank.status = zombie_status(rank.pid)
-            if rank.status is None and not psutil.pid_exists(rank.pid):
-                rank.status = 0  # its launcher was quicker than this process and tells the status by its own
-            if rank.status:
-                self._fail(rank)
+        for rank in self.ranks.failed() if self.launched else ():
+            self._fail(rank)
 
     def _fail(self, rank: Rank) -> None:
         """End the job because of this rank, unless it is ending already."""
@@ -323,7 +223,7 @@ class Supervisor:
 
     def _watch_signs(self) -> None:
         """Look whether ranks still go on; end the job where they do not."""
-        alive = {rank.number for rank in self._alive()}
+        alive = {rank.number for rank in self.ranks.alive()}
         for seen in self.watchdog.newly_stopped(alive):
             say(f"rank {seen.sign.rank} is stopped by a signal (process {seen.sign.pid}); the others will wait for it")
         reason = self.watchdog.overdue(alive)
@@ -350,25 +250,15 @@ class Supervisor:
             say(f"rank {', '.join(map(str, others)) or 'none'} wait for rank {number}: {why}")
         if not awaited:
             say("all ranks of this node are in the same place: a collective that hangs, or another node's rank")
-        ends = {rank.local: self._log_size(rank) for rank in self.ranks}
-        for rank in self._alive():
-            if catches(rank.pid, STACK_SIGNAL):
-                os.kill(rank.pid, STACK_SIGNAL)
+        ends = {rank.local: size_of(self.logs.of(rank.local)) for rank in self.ranks}
+        self.ranks.send(STACK_SIGNAL)
         time.sleep(STACK_SECONDS)
-        for rank in self._alive() if self.launched else []:  # a single one has written to this screen
-            lines = self._lines_from(self.logs / f"workerlog.{rank.local}", ends[rank.local])
+        for rank in self.ranks.alive() if self.launched else []:  # a single one has written to this screen
+            lines = self.logs.lines(self.logs.of(rank.local), ends[rank.local])
             why = "it is stopped" if process_state(rank.pid) in STOPPED else "it has written none"
             say(f"stacks of rank {rank.number}:" if lines else f"no stacks of rank {rank.number}: {why}")
             for line in lines[:STACK_LINES]:
                 print(f"[rank {rank.number}] {line}", file=sys.stderr)
-
-    def _sleep(self) -> None:
-        """Wait until a rank ends, or a poll's time.
-
-        Its launcher, which looks each second, takes the rank's status away.
-        """
-        running = [rank.pidfd for rank in self.ranks if rank.status is None and rank.pidfd is not None]
-        select.select(running if self.launched else [], [], [], POLL_SECONDS)
 
     def run(self) -> Outcome:
         """Wait for the end.
@@ -389,7 +279,7 @@ class Supervisor:
                     say(f"{self.peers.failure}: stopping, at most {END_SECONDS} s")
                     self.deadline = time.monotonic() + END_SECONDS
                     self._terminate()
-                self._sleep()
+                self.ranks.wait(POLL_SECONDS)
             self._tell_of_stuck()
         finally:
             self._end_all()
@@ -441,39 +331,24 @@ class Supervisor:
             psutil.wait_procs(left, timeout=1)
         self.left = [process.pid for process in left]  # in the kernel, on a dead file system for instance
         self.leavings.remove()
-        for rank in self.ranks:
-            if rank.pidfd is not None:
-                os.close(rank.pidfd)
+        self.ranks.close()
 
     def _explain(self, status: int) -> None:
         if self.failed and self.launched:
-            log, rank = self.logs / f"workerlog.{self.failed.local}", f"rank {self.failed.number}"
+            log, rank = self.logs.of(self.failed.local), f"rank {self.failed.number}"
             self._show_end(log, f"{rank} {ending(self.failed.exit_status)}; the end of its log, {log}:", rank)
         elif self.launched and self._status() == self.child.returncode:
-            log = self.logs / LAUNCHER_LOG
+            log = self.logs.launcher
             self._show_end(log, f"{LAUNCHER} {ending(status)}; the end of its log, {log}:", "launcher")
         if self.peers and self.peers.failure and not self.first_to_fail:
             say(self.peers.failure)
         left = f"processes left that cannot be killed: {self.left}" if self.left else "no process is left"
-        where = f"; logs: {self.logs}" if self.launched else ""
+        where = f"; logs: {self.logs.folder}" if self.launched else ""
         end = "was stopped" if self.stopped_by else "hung" if self.hung else ending(status)
         say(f"the job {end}; {left}{where}")
 
     def _show_end(self, log: Path, title: str, source: str) -> None:
         """Show what this start has last written to a log."""
         say(title)
-        for line in self._lines_from(log, self.log_starts.get(log.name, 0))[-TAIL_LINES:]:
+        for line in self.logs.lines(log)[-TAIL_LINES:]:
             print(f"[{source}] {line}", file=sys.stderr)
-
-    def _log_size(self, rank: Rank) -> int:
-        log = self.logs / f"workerlog.{rank.local}"
-        return log.stat().st_size if log.exists() else 0
-
-    @staticmethod
-    def _lines_from(log: Path, start: int) -> list[str]:
-        try:
-            with open(log, "rb") as file:
-                file.seek(start)
-                return file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return []

@@ -3,7 +3,9 @@
 import signal
 from types import SimpleNamespace
 
-from paddle_te.launch.supervise import LAUNCHER_LOG, Copy, Rank, Supervisor
+from paddle_te.launch.logs import LAUNCHER_LOG, Copy, Logs
+from paddle_te.launch.ranks import Rank
+from paddle_te.launch.supervise import Supervisor
 
 
 def test_a_log_is_shown_as_it_grows_with_its_progress_bars(tmp_path, capfd):
@@ -18,11 +20,14 @@ def test_a_log_is_shown_as_it_grows_with_its_progress_bars(tmp_path, capfd):
 
 
 def test_what_ends_without_a_rank_shows_the_launchers_own_log(tmp_path, capsys):
-    (tmp_path / LAUNCHER_LOG).write_text("of the start before\nport is taken\n")
+    log = tmp_path / LAUNCHER_LOG
+    log.write_text("of the start before\n")
     supervisor = Supervisor.__new__(Supervisor)  # starts nothing
     supervisor.failed = supervisor.stopped_by = supervisor.peers = supervisor.hung = None
     supervisor.child, supervisor.launched, supervisor.left = SimpleNamespace(returncode=1), True, []
-    supervisor.logs, supervisor.log_starts = tmp_path, {LAUNCHER_LOG: len("of the start before\n")}
+    supervisor.logs = Logs(tmp_path)
+    with open(log, "a") as file:
+        file.write("port is taken\n")
     supervisor._explain(1)
     screen = capsys.readouterr().err
     assert "[launcher] port is taken" in screen and "the start before" not in screen
@@ -30,11 +35,11 @@ def test_what_ends_without_a_rank_shows_the_launchers_own_log(tmp_path, capsys):
 
 def test_a_failed_rank_keeps_its_own_status(tmp_path, capsys):
     """Also where the user stops the job then, or another node had failed before."""
-    (tmp_path / "workerlog.1").write_text("no memory\n")
     supervisor = Supervisor.__new__(Supervisor)  # starts nothing
+    supervisor.logs, supervisor.left = Logs(tmp_path), []
+    (tmp_path / "workerlog.1").write_text("no memory\n")
     supervisor.failed = Rank(pid=0, number=3, local=1, pidfd=None, status=7)
     supervisor.stopped_by, supervisor.peers, supervisor.launched = signal.SIGINT, None, True
-    supervisor.logs, supervisor.log_starts, supervisor.left = tmp_path, {}, []
     supervisor._explain(-signal.SIGINT)
     screen = capsys.readouterr().err
     assert "rank 3 ended with status 7; the end of its log" in screen and "[rank 3] no memory" in screen
