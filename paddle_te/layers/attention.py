@@ -378,8 +378,7 @@ class MultiHeadAttention(BackendLayer):
     def _attend_with_cache(self, qkv: Tensor, context: Context, attention: Attention) -> tuple[Tensor, KeyValue]:
         """Return (attention's output, (k, v) of all tokens so far)."""
         q, k, v = self._heads(qkv, context.rotary_pos_emb)
-        if context.past_key_value is not None:
-            k, v = (paddle.concat(pair, 1) for pair in zip(context.past_key_value, (k, v), strict=True))
+        k, v = context.behind_past(k, v)
         return self.core_attention.attend(q, k, v, attention, context.attention_mask), (k, v)
 
     def _heads(self, qkv: Tensor, rotary_pos_emb: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

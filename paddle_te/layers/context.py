@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+import paddle
 from paddle import Tensor
 
 Result = TypeVar("Result")
@@ -42,6 +43,13 @@ class Context(NamedTuple):
     def with_cache(self) -> bool:
         """Say whether keys of earlier tokens come in or go out."""
         return self.past_key_value is not None or self.use_cache
+
+    def behind_past(self, k: Tensor, v: Tensor) -> KeyValue:
+        """Return the keys and values of all tokens so far: past_key_value's, then k and v, [b, s, kv heads, d]."""
+        if self.past_key_value is None:
+            return k, v
+        past_k, past_v = self.past_key_value
+        return paddle.concat([past_k, k], 1), paddle.concat([past_v, v], 1)
 
 
 ALONE = Context()  # hidden_states without companions

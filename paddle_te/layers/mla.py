@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import paddle
 from paddle import Tensor
 
 from paddle_te.distributed import recompute
@@ -265,6 +264,5 @@ class MLASelfAttention(ParallelLayer):
         """Return (attention's output, (k, v) of all tokens so far)."""
         core, (q, k, v) = self.core_attention, self._heads(q, kv, position, context)
         mask = core.additive_mask(context.attention_mask, None, q.shape[1])
-        if context.past_key_value is not None:
-            k, v = (paddle.concat(pair, 1) for pair in zip(context.past_key_value, (k, v), strict=True))
+        k, v = context.behind_past(k, v)
         return core.attend(q, k, v, core.attention(), mask), (k, v)
