@@ -17,12 +17,14 @@ in Hugging Face's dictionary in a PaddleNLP config.json too, for backends paddle
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddle_te.configs.families import Config, Family, family_of
 from paddle_te.configs.schema import SCHEMAS, ConfigError, keys_of
 
+ENDLESS = sys.maxsize  # tokens
 _LENGTH = "original_max_position_embeddings"
 # kind: the numbers that its dictionary must have, and those that it may have
 _NEEDED = {
@@ -54,6 +56,24 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
     if any(other != first for other in others):
         raise ConfigError(f"{' and '.join(said)} say different things: leave one of them out")
     return first
+
+
+def longest_sequence(config: Config) -> int:
+    """Return how many tokens a sequence of a model may have, ENDLESS with dynamic scaling.
+
+    max_position_embeddings may be the length of the first training, of which a sequence can be `factor` times as long:
+    with Llama's linear and ntk, as PaddleNLP counts it, and with yarn (Qwen2.5's). Gemma 3's linear is counted in.
+    """
+    scaling, trained = scaling_of(config) or {}, int(_reader(config)("max_position_embeddings"))
+    match scaling.get("rope_type"):
+        case "dynamic":
+            return ENDLESS
+        case "linear" | "ntk" if _has_words(family_of(config)):
+            return int(trained * scaling["factor"])
+        case "yarn":
+            return max(trained, int(scaling[_LENGTH] * scaling["factor"]))
+        case _:
+            return trained
 
 
 def theta_of(config: Config) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
+from paddle_te.configs.rope import longest_sequence
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.host import HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
-from paddle_te.hosts.paddlenlp.positions import is_beyond
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
 
@@ -58,9 +58,8 @@ def check_room(prompts: Sequence[Sequence[int]], max_new_tokens: int, config: Ho
 
     Beyond them a model computes something, but was trained for nothing; rope type dynamic is made for that.
     """
-    positions = config.max_position_embeddings
     number, length = max(enumerate(map(len, prompts), 1), key=lambda pair: pair[1], default=(0, 0))
-    if is_beyond(config, length + max_new_tokens):
+    if length + max_new_tokens > (positions := longest_sequence(config)):
         room = f"at most {positions - length}, or " if length < positions else ""
         raise ValueError(
             f"--max_new_tokens {max_new_tokens}: with the {length} tokens of prompt {number} that is beyond the "

@@ -9,7 +9,6 @@ import paddle
 from paddle import Tensor
 
 from paddle_te.configs.families import family_of
-from paddle_te.configs.rope import scaling_of
 from paddle_te.host import HostConfig
 from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
 
@@ -24,11 +23,6 @@ def check_positions(config: HostConfig, length: int) -> None:
             f"sequences of {length} tokens: the model has learned {config.max_position_embeddings} positions "
             "(max_position_embeddings); give shorter ones"
         )
-
-
-def is_beyond(config: HostConfig, length: int) -> bool:
-    """Return whether sequences are longer than a model's positions; rope type dynamic is made for more."""
-    return bool(length > config.max_position_embeddings) and (scaling_of(config) or {}).get("rope_type") != "dynamic"
 
 
 def positions_of(config: HostConfig, shape: Sequence[int], position_ids: Positions, past: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from paddle_te import fp8, upstream
-from paddle_te.configs.rope import scaling_of
+from paddle_te.configs.rope import longest_sequence
 from paddle_te.data.chat_template import ChatTemplate, Renderer
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.host import HostConfig, HostModel
@@ -83,14 +83,11 @@ def without_template(tokenizer_name: str) -> str:
 
 def read_length(args: EvaluatedModel, config: HostConfig) -> int:
     """Return how many tokens a model of this configuration sees. Raise ValueError for more than its positions."""
-    positions = config.max_position_embeddings
-    beyond = (scaling_of(config) or {}).get("rope_type") == "dynamic"  # is made for more
-    if args.max_seq_length and args.max_seq_length > positions and not beyond:
-        raise ValueError(
-            f"--max_seq_length {args.max_seq_length}: the model has {positions} positions (max_position_embeddings)"
-        )
-    length = getattr(config, "seq_length", None) or positions
-    return args.max_seq_length or (length if beyond else min(length, positions))
+    longest = longest_sequence(config)
+    if (args.max_seq_length or 0) > longest:
+        raise ValueError(f"--max_seq_length {args.max_seq_length}: the model has {longest} positions")
+    length = getattr(config, "seq_length", None) or config.max_position_embeddings
+    return args.max_seq_length or min(length, longest)
 
 
 def _shared_by_processes(stages: int) -> dict[str, Any]:

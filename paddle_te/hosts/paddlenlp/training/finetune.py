@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from paddlenlp.trainer import set_seed
 
+from paddle_te.configs.rope import longest_sequence
 from paddle_te.data.chat_template import ChatTemplate
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import AnyTokenizer
@@ -32,7 +33,7 @@ from paddle_te.hosts.paddlenlp.loading import (
 )
 from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
-from paddle_te.hosts.paddlenlp.positions import check_positions, is_beyond
+from paddle_te.hosts.paddlenlp.positions import check_positions
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, set_run, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import install_callbacks
@@ -98,8 +99,7 @@ def make_config(
 
 def _check_length(longest: int, data_args: Any, config: HostConfig) -> None:
     """Raise ValueError for samples beyond the model's positions, whose angles its weights have not seen."""
-    if is_beyond(config, longest):
-        positions = config.max_position_embeddings
+    if longest > (positions := longest_sequence(config)):
         flag = "max_seq_len" if hasattr(data_args, "max_seq_len") else "max_length"  # preferences', or answers'
         raise ValueError(
             f"--{flag} {data_args.max_length}: a sample has {longest} tokens, and the model has {positions} positions "

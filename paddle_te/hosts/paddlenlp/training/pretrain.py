@@ -21,14 +21,14 @@ from paddlenlp.transformers import (
 
 from paddle_te import device
 from paddle_te.configs import resolve
-from paddle_te.configs.rope import scaling_of
+from paddle_te.configs.rope import longest_sequence
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.host import HostArguments, HostConfig, HostModel
 from paddle_te.hosts.paddlenlp.families import check_packed, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
-from paddle_te.hosts.paddlenlp.positions import check_positions, is_beyond
+from paddle_te.hosts.paddlenlp.positions import check_positions
 from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
@@ -80,8 +80,7 @@ def make_config(
     if model_args.continue_training:
         check_positions(config, config.seq_length)
     else:
-        if (scaling_of(config) or {}).get("rope_type") != "dynamic":  # which scales beyond it
-            _provide_positions(config, data_args.max_seq_length)
+        _provide_positions(config, data_args.max_seq_length)
         if tokenizer is not None:
             _provide_vocabulary(config, tokenizer.needed_rows)
     check_room(config, training_args.model_dtype)
@@ -89,10 +88,9 @@ def make_config(
 
 
 def _provide_positions(config: HostConfig, length: int) -> None:
-    if length > config.max_position_embeddings:
+    if length > (longest := longest_sequence(config)):
         logger.info(
-            f"the model gets {length} positions, for --max_seq_length {length}: its configuration has "
-            f"{config.max_position_embeddings}"
+            f"the model gets {length} positions, for --max_seq_length {length}: its configuration has {longest}"
         )
         config.max_position_embeddings = length
 
@@ -111,10 +109,9 @@ def check_trained_length(weights: str, length: int) -> None:
     """Raise ValueError for sequences beyond the positions that a folder's config.json gives its weights."""
     if not (Path(weights) / "config.json").is_file():
         return
-    config = read_config(weights)
-    if is_beyond(config, length):
+    if length > (longest := longest_sequence(read_config(weights))):
         raise ValueError(
-            f"--max_seq_length {length}: the weights in {weights} are of a model with {config.max_position_embeddings} "
+            f"--max_seq_length {length}: the weights in {weights} are of a model with {longest} "
             "positions; give shorter sequences, or raise max_position_embeddings in its config.json"
         )
 
