@@ -53,6 +53,7 @@ def set_run(config: HostConfig, length: int, args: HostArguments, *others: Any) 
     LlmMetaConfig.set_llm_config(config, args)
     configure(config, args, *others)
     config.fuse_wgrad_accumulation = Job.of(args, world=args.world_size).fuses_wgrad
+    config.register_unsavable_keys("fuse_wgrad_accumulation")  # else a program without main gradients would read it
     config.use_cache = False
     config.seq_length = length
 

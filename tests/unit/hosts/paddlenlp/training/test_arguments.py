@@ -67,6 +67,7 @@ def test_gemms_add_up_gradients_by_themselves(tmp_path, words, fused):
     assert Job.of(training_args, world=2).fuses_wgrad == (fused is True)  # Paddle may send the others
     set_run(config := LlamaConfig(), 64, training_args)
     assert config.fuse_wgrad_accumulation == fused
+    assert "fuse_wgrad_accumulation" not in config.to_dict(saving_file=True)
 
 
 def test_folders_that_cannot_be_written(tmp_path):
