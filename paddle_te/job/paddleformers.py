@@ -27,13 +27,16 @@ RECIPE = Door(
 def job_of_recipe(recipe: Mapping[str, object], world: int = 1, **known: Any) -> Job:
     """Return the Job of a recipe, {line: value}.
 
-    world: processes. known: what no line says. Raises ValueError for a stage of sharding that there is not.
+    world: processes. known: what no line says. Raises ValueError for a stage of sharding that there is not, and for
+    main gradients, which are PaddleFormers' default, in float32.
     """
     flags = {flag: recipe[line] for flag, line in LINES.items() if recipe.get(line) is not None}
     # PaddleFormers' "selective" is a granularity of parts only; min_lr is another name of its own
     granularity = recipe.get("recompute_granularity")
     flags |= {
-        "sharding": recipe.get("sharding", "stage1") or "",  # PaddleFormers' default
+        # PaddleFormers' defaults
+        "sharding": recipe.get("sharding", "stage1") or "",
+        "amp_master_grad": recipe.get("amp_master_grad", True),
         "lora": recipe.get("fine_tuning") == "lora",
         "bf16": recipe.get("compute_type") == "bf16" or bool(recipe.get("bf16")),
         "recompute": granularity == "full",
@@ -44,6 +47,8 @@ def job_of_recipe(recipe: Mapping[str, object], world: int = 1, **known: Any) ->
     if isinstance(reports := recipe.get("report_to"), str):
         flags["report_to"] = tuple(reports.split())
     every = {name: value for name, value in {**recipe, **flags}.items() if value is not None}
+    if flags["amp_master_grad"] and recipe.get("compute_type") == "float32":
+        raise ValueError("compute_type: float32 needs amp_master_grad: false; PaddleFormers has true by default")
     if fault := BOUNDS["sharding"].fault(flags["sharding"]):
         raise ValueError(f"sharding: {flags['sharding']!r}: it must be {fault}")
     script = FINETUNE if recipe.get("stage") == "SFT" else PRETRAIN

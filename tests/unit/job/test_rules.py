@@ -139,7 +139,7 @@ def test_options_that_mean_nothing_alone():
 def test_a_recipes_lines_have_their_names():
     """As PaddleFormers calls them; its own defaults say nothing of ours."""
     check(job_of_recipe(dict(learning_rate=1e-3, min_learning_rate=1e-5, report_to=["none"])), RECIPE)
-    te = dict(transformer_engine_backend="transformer_engine", compute_type="bf16")
+    te, none = dict(transformer_engine_backend="transformer_engine", compute_type="bf16"), dict(amp_master_grad=False)
     for recipe, said in (
         (dict(learning_rate=1e-6, min_learning_rate=1e-5), "learning_rate: 1e-06 is below min_learning_rate: 1e-05"),
         (dict(report_to="wandbee"), "report_to: wandbee: it must be one of"),
@@ -149,12 +149,26 @@ def test_a_recipes_lines_have_their_names():
         ),
         (te | dict(fine_tuning="lora", mlp_chunk_tokens=64), "mlp_chunk_tokens: 64 with fine_tuning=lora: layers with"),
         (te | dict(sep_parallel_size=2, max_seq_len=64), "sep_parallel_size=2: PaddleFormers' Llama has no attention"),
-        (dict(), "sharding: stage1: PaddleFormers shards the optimizer with float32 main gradients only"),
-        (dict(sharding="", tensor_model_parallel_size=2), "max_grad_norm: 1: PaddleFormers clips gradients under"),
+        (none, "sharding: stage1: PaddleFormers shards the optimizer with float32 main gradients only"),
+        (none | dict(sharding="", tensor_model_parallel_size=2), "max_grad_norm: 1: PaddleFormers clips gradients"),
         (dict(tensor_model_parallel_size=4), "tensor_model_parallel_size=4 x pipeline_model_parallel_size=1 x"),
     ):
         with pytest.raises(JobError, match=f"^{re.escape(said)}"):
             check(job_of_recipe(recipe, world=2), RECIPE)
+
+
+def test_where_a_recipes_gradients_are_added_up():
+    """In main gradients unless the recipe has none; PaddleFormers has them by default."""
+    te, two = dict(transformer_engine_backend="transformer_engine"), dict(gradient_accumulation_steps=2)
+    none = dict(amp_master_grad=False)
+    for recipe, world, where in (
+        (te, 2, True),
+        (two, 1, False),
+        (te | none, 1, False),
+        (te | two | none, 1, "grad"),
+        (te | two | none, 2, False),
+    ):
+        assert job_of_recipe(recipe, world).fuses_wgrad == where
 
 
 def test_a_recipe_shards_over_all_ranks_unless_told_not_to():
@@ -169,6 +183,13 @@ def test_a_recipe_shards_over_all_ranks_unless_told_not_to():
         assert (job.sharding_ranks, job.replicas) == expected
     with pytest.raises(ValueError, match="^sharding: 'stage4': it must be"):
         job_of_recipe(dict(sharding="stage4"))
+
+
+def test_a_recipe_in_float32_says_that_it_has_no_main_gradients():
+    """PaddleFormers refuses it otherwise, in each process after its imports."""
+    job_of_recipe(dict(compute_type="float32", amp_master_grad=False))
+    with pytest.raises(ValueError, match="^compute_type: float32 needs amp_master_grad: false; PaddleFormers"):
+        job_of_recipe(dict(compute_type="float32"))
 
 
 def refused(text):
