@@ -1,5 +1,6 @@
 """Read PaddleFormers' configurations, and refuse the settings that our decoder layers do not support."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import paddle
@@ -9,7 +10,7 @@ from paddle_te.job import Job, check
 from paddle_te.job.paddleformers import ITS_OWN, RECIPE
 from paddle_te.job.rules import FORMERS_RULES, LAYER_RULES
 from paddle_te.models.backend import check_backend
-from paddle_te.options import LAYER_OPTIONS, LayerOptions
+from paddle_te.options import LayerOptions
 
 # What PaddleNLP and PaddleFormers call alike.
 _SAME = (
@@ -75,7 +76,7 @@ def decoder_config(config: HostConfig) -> SimpleNamespace:
     """
     theirs = {name: getattr(config, name) for name in _SAME}
     theirs |= {ours: getattr(config, name) for name, ours in _TRANSLATED.items()}
-    theirs |= {name: getattr(config, name) for name in LAYER_OPTIONS if hasattr(config, name)}
+    theirs |= {each.name: getattr(config, each.name) for each in fields(LayerOptions) if hasattr(config, each.name)}
     if config.recompute_granularity != "selective":
         theirs |= dict.fromkeys(ITS_OWN)
     length = getattr(config, "max_sequence_length", None)  # a recipe says it, a configuration file does not

@@ -16,6 +16,7 @@ from paddle_te.models.backend import check_backend_name, is_native
 from paddle_te.models.in_16_bits import skip_outer_layers
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
+from paddle_te.options.layers import FuseWgrad
 
 PREFIX = f"{modeling.LlamaForCausalLM.base_model_prefix}."  # of the names of all but the head
 
@@ -32,16 +33,20 @@ class _OurModel(HostClass):
     """What PaddleFormers' models with our decoder layers share, which config.transformer_engine_backend chooses.
 
     Their embedding, head and loss, their arguments and their checkpoints are PaddleFormers'. options: what a
-    subclass puts into the configuration of each of its models. keeps_fp8_state: `check_config`'s, which raises what
+    subclass puts into the configuration of each of its models. fuse_wgrad_accumulation: as LayerOptions', of the
+    Trainer that trains the model; a config.json does not say it. keeps_fp8_state: `check_config`'s, which raises what
     the configuration cannot have.
     """
 
     options: Mapping[str, object] = {}
+    fuse_wgrad_accumulation: FuseWgrad = False
     keeps_fp8_state = False
 
     def _prepare(self, config: HostConfig) -> None:
         for name, value in self.options.items():
             setattr(config, name, value)
+        config.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
+        config.register_unsavable_keys("fuse_wgrad_accumulation")
         check_config(config, self.keeps_fp8_state)
 
     @classmethod

@@ -91,10 +91,12 @@ def train(recipe: Mapping[str, Any]) -> None:
     """
     check_training(recipe)
     upstream.apply(*REPAIRS)
+    fuse = job_of_recipe(recipe, dist.get_world_size()).fuses_wgrad
     said = {name: recipe[name] for name in launched.OPTIONS if name in recipe}
     whole = replaced(workflow, create_pretrained_dataset=corpora.checked())
     loss = replaced(sft_loss, sft_postprocess_loss=mean_of_counted)
-    with our_llama(**_ours(recipe)), whole, loss, launched.launched(**said), _evaluating_lora():
+    ours = our_llama(**_ours(recipe), fuse_wgrad_accumulation=fuse)
+    with ours, whole, loss, launched.launched(**said), _evaluating_lora():
         run_tuner(without_ours(recipe))
 
 
@@ -127,8 +129,9 @@ def _ours(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def our_llama(**options: Any) -> Iterator[None]:
     """Let PaddleFormers' Auto classes build a Llama with our decoder layers and these options while it lasts.
 
-    The options are as they would stand in its config.json. Recipes train it with LoRA and a Trainer for them; with
-    transformer_engine_backend "none" only the Trainer is ours.
+    The options are LayerOptions', as they would stand in its config.json, and what fuse_wgrad_accumulation says of
+    the Trainer. Recipes train it with LoRA and a Trainer for them; with transformer_engine_backend "none" only the
+    Trainer is ours.
     """
     layers = LayerOptions(**options)
     if is_native(layers):
@@ -136,10 +139,8 @@ def our_llama(**options: Any) -> Iterator[None]:
             yield
         return
     every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
-    models = {
-        ours.__name__: type(ours.__name__, (ours,), dict(options=every, keeps_fp8_state=True))
-        for ours in (LlamaForCausalLM, LlamaForCausalLMPipe)
-    }
+    theirs = dict(options=every, fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation, keeps_fp8_state=True)
+    models = {ours.__name__: type(ours.__name__, (ours,), theirs) for ours in (LlamaForCausalLM, LlamaForCausalLMPipe)}
     with replaced(modeling, **models), replaced(workflow, LoRAModel=TELoRAModel, SFTTrainer=TETrainer):
         yield
 
