@@ -14,7 +14,7 @@ from paddleformers.transformers.kimi_k2.configuration import KimiK2Config
 from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddleformers.export import export
-from paddle_te.hosts.paddleformers.recipes import check_recipe, check_training, train
+from paddle_te.hosts.paddleformers.recipes import check_recipe, check_training, read_recipe, train
 from paddle_te.hosts.paddleformers.trainer import OurTrainer, TETrainer
 from paddle_te.job import Job
 from tests.paddleformers.recipe import STEPS, indexed, losses_in, write_indexed
@@ -230,6 +230,13 @@ def test_options_are_checked(model_folder):
     with pytest.raises(ValueError, match="save_checkpoint_format: 'unified_checkpoint'"):
         check_recipe(recipe | dict(save_checkpoint_format="unified_checkpoint"))
     check_recipe(recipe | dict(transformer_engine_backend="none", stage="DPO"))
+
+
+def test_no_sharding_is_said_behind_a_recipe(tmp_path, monkeypatch):
+    """For None, as which PaddleFormers reads it there, its arguments end in TypeError."""
+    (tmp_path / "run.yaml").write_text("stage: PT\nsharding: stage1\n")
+    monkeypatch.setattr("sys.argv", ["main", "train", str(tmp_path / "run.yaml"), "sharding=", "max_steps=3"])
+    assert read_recipe() == dict(stage="PT", sharding="", max_steps=3)
 
 
 def test_another_family_is_refused(tmp_path):

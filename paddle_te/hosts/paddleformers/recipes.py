@@ -153,4 +153,6 @@ def read_recipe() -> dict[str, Any]:
     arguments = read_args()
     if not isinstance(arguments, dict):
         raise ValueError("give a recipe, a YAML or JSON file, as paddleformers-cli takes one")
+    if arguments.get("sharding", "") is None:  # of sharding="" a shell leaves sharding=
+        arguments["sharding"] = ""
     return arguments
