@@ -35,6 +35,14 @@ _SCALED = "--model_name_or_path meta-llama/Meta-Llama-3.1-8B"
 # What PaddleFormers 1.2.0 has for a Llama, with its own layers and with ours
 LAYOUT_RULES = (
     Rule(
+        lambda job: job.world > 1 and job.place == "cpu" and job.loads_flex,
+        "several processes on {device:cpu}: PaddleFormers' checkpoints pass between them on accelerators only",
+        "use {device:nvgpu}, whose host runtime needs no GPU (nvgpu)",
+        "paddleformers x2 --device cpu",
+        "paddleformers x2 --device nvgpu",
+        host=PADDLEFORMERS,
+    ),
+    Rule(
         lambda job: shards(job, 2, 3) and job.replicas > 1,
         "{sharding} does not go with data parallelism beside it in PaddleFormers",
         "leave {sharding_parallel_degree:name} out, or use stage1",
