@@ -110,7 +110,7 @@ def backend_problems(backend: str, precision: str) -> list[Problem]:
         precision: fp32, bf16 or fp8 (pd emulates fp8's rounding).
     """
     if backend == "none" and precision == "fp8":
-        return [Problem("PaddleNLP's own layers have no fp8", "use backend te, or pd to emulate fp8's rounding")]
+        return [Problem("the host's own layers have no fp8", "use backend te, or pd to emulate fp8's rounding")]
     if backend == "te":
         return _te_problems(precision)
     if precision == "bf16":
