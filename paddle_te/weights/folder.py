@@ -39,7 +39,7 @@ RankKey: TypeAlias = tuple[int | None, int | None]  # tensor and pipeline parall
 _WEIGHTS = re.compile(
     r"(?P<stem>model_state|model)"
     r"(?:\.(?P<variant>(?:tp(?P<tp>\d{2,}))?_?(?:pp(?P<pp>\d{2,}))?_?(?:ep(?P<ep>\d{2,}))?))?"
-    r"(?:-(?P<shard>\d{5})-of-(?P<shards>\d{5}))?"
+    r"(?:-(?P<shard>\d{5,})-of-(?P<shards>\d{5,}))?"  # DeepSeek-V3's are model-00001-of-000163
     r"(?P<suffix>\.pdparams|\.safetensors)"
 )
 _STEMS = {".pdparams": "model_state", ".safetensors": "model"}

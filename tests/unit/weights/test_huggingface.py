@@ -79,6 +79,18 @@ def test_import_and_export(tmp_path, rng, layout, family, shards, dtype):
     assert config["torch_dtype"] == dtype
 
 
+def test_shards_are_read_whatever_digits_their_names_have(tmp_path, rng):
+    """DeepSeek publishes model-00001-of-000163.safetensors."""
+    model = Model(rng, "bfloat16")
+    save_hf(tmp_path / "hf", model, 3)
+    index = tmp_path / "hf" / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("-of-00003", "-of-000003"))
+    for path in (tmp_path / "hf").glob("model-*"):
+        path.rename(path.with_name(path.name.replace("-of-00003", "-of-000003")))
+    convert(tmp_path / "hf", tmp_path / "pd", "hf2pd", progress=False)
+    assert_same(merged(tmp_path / "pd"), model.native)
+
+
 def test_straight_to_parallel_files_and_back(tmp_path, rng):
     model = Model(rng, "bfloat16", kv_heads=4)
     state = save_hf(tmp_path / "hf", model, 2)
