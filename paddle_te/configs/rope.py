@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paddle_te.configs.families import Config, Family, family_of
+from paddle_te.configs.families import Config, Family, family_of, value
 from paddle_te.configs.schema import SCHEMAS, ConfigError, keys_of
 
 ENDLESS = sys.maxsize  # tokens
@@ -64,11 +64,12 @@ def longest_sequence(config: Config) -> int:
     max_position_embeddings may be the length of the first training, of which a sequence can be `factor` times as long:
     with Llama's linear and ntk, as PaddleNLP counts it, and with yarn (Qwen2.5's). Gemma 3's linear is counted in.
     """
-    scaling, trained = scaling_of(config) or {}, int(_reader(config)("max_position_embeddings"))
+    scaling, family, word = scaling_of(config) or {}, family_of(config), "max_position_embeddings"
+    trained = int(value(config, word, getattr(SCHEMAS[family.model_type], word)))
     match scaling.get("rope_type"):
         case "dynamic":
             return ENDLESS
-        case "linear" | "ntk" if _has_words(family_of(config)):
+        case "linear" | "ntk" if _has_words(family):
             return int(trained * scaling["factor"])
         case "yarn":
             return max(trained, int(scaling[_LENGTH] * scaling["factor"]))

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from paddle_te.configs.families import Config, Family, family_of, is_tied, value
-from paddle_te.configs.rope import scaling_of, theta_of
+from paddle_te.configs.rope import longest_sequence, scaling_of, theta_of
 from paddle_te.configs.schema import SCHEMAS
 
 _EPS = {"RMSNorm": "rms_norm_eps", "LayerNorm": "layer_norm_eps"}
@@ -302,7 +302,7 @@ def _sliding(words: _Words) -> list[bool]:
 def _window(words: _Words, sliding: bool) -> int | None:
     """Return how many tokens are seen; None for one that no sequence is longer than, as Phi-4-mini's."""
     window = words("sliding_window") if sliding else None
-    return window if window and window < words("max_position_embeddings") else None
+    return window if window and window < longest_sequence(words.config) else None
 
 
 def _attention(words: _Words, sliding: bool) -> AttentionSpec:

@@ -38,6 +38,14 @@ def test_the_window_of_a_layer(said, window):
     assert [layer.attention.window for layer in spec.layers] == [window] * 3
 
 
+@pytest.mark.parametrize("window, kept", [(64, 64), (100, 100), (256, None)])
+def test_a_window_that_some_sequence_is_longer_than_is_kept(window, kept):
+    """Scaled by yarn, sequences may be four times as long as the first training's."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = SMALL | dict(model_type="mistral", max_position_embeddings=64, rope_scaling=yarn, sliding_window=window)
+    assert spec_of(config).layer.attention.window == kept
+
+
 def test_head_dim_is_read():
     attention = spec_of(SMALL | {"head_dim": 16}).layer.attention
     assert (attention.head_dim, attention.q_size, attention.kv_size, attention.queries) == (16, 64, 64, 1)
