@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from paddle_te.folders import checkpoint_folder
 from paddle_te.host import PADDLENLP
 from paddle_te.job import LAUNCHER, Door, Job, JobError, check, words
 from paddle_te.launch import JobModule
+from paddle_te.launch.arguments import SCRIPTS
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.names import name_of, paddlenlps_flags, remedy, script_flags, script_of
 from paddle_te.options import BACKENDS, Option
@@ -95,9 +97,17 @@ def check_known(job: JobModule, args: argparse.Namespace) -> None:
 
 
 def _is_ours(job: JobModule, script: Path) -> bool:
-    """Return whether a script runs the package's training: a user's own of the same name may have its own flags."""
-    runs = f'run("paddle_te.hosts.paddlenlp.training.{name_of(job)}")'
-    return script.is_file() and runs in script.read_text(encoding="utf-8", errors="replace")
+    """Return whether a script does what the package's does, and no more: a user's own may have flags of its own."""
+    return script.is_file() and _statements(script) == _statements(SCRIPTS / script_of(job))
+
+
+def _statements(script: Path) -> list[str] | None:
+    """Return a script's statements behind its docstring; None where it is no Python."""
+    try:
+        program = ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError):
+        return None
+    return [ast.unparse(statement) for statement in program.body[ast.get_docstring(program) is not None :]]
 
 
 def trains(args: argparse.Namespace) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from paddle_te import configs
 from paddle_te.launch import devices, finetune, nodes, pretrain
 from paddle_te.launch.__main__ import main
-from paddle_te.launch.arguments import make_parser, parse
+from paddle_te.launch.arguments import ROOT, make_parser, parse
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
@@ -216,9 +216,14 @@ def test_only_a_script_of_the_users_own_knows_its_flags(tmp_path, monkeypatch):
     given = dict(EXTRA_ARGS="--seed 1 --no_log_on_each_node")
     assert plan(**given).command[-1] == "--no_log_on_each_node", "PaddleNLP's own"
     given = dict(EXTRA_ARGS="--xyzzy 1")
+    ours = ROOT / "llm/llama/run_pretrain.py"
+    assert refusal(**given, training_script=ours).startswith("--xyzzy: run_pretrain.py has no such flag")
     own = tmp_path / "run_pretrain.py"
-    own.write_text("from paddle_te.hosts.paddlenlp.training.pretrain import pretrain")
-    assert plan(**given, training_script=own).command[-2:] == ["--xyzzy", "1"]
+    extended = ours.read_text().replace("    run(", "    read_mine()\n    run(")
+    started = "import patches\n" + ours.read_text().partition('"""\n')[2]
+    for program in ("from paddle_te.scripts import run", extended, started, "print 'of Python 2'"):
+        own.write_text(program)
+        assert plan(**given, training_script=own).command[-2:] == ["--xyzzy", "1"]
     monkeypatch.setattr("paddle_te.launch.flags.paddlenlps_flags", frozenset)
     assert plan(**given).command[-2:] == ["--xyzzy", "1"]
 
