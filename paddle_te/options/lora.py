@@ -99,6 +99,7 @@ class LoRA:
         doc="scale by alpha / √rank instead (rank-stabilized LoRA)",
         zh="改为乘以 alpha / √rank（rank-stabilized LoRA）",
         needs=WITH_LORA,
+        line=SAME,
     )
     lora_plus_scale: float = option(
         POSITIVE,
@@ -108,6 +109,7 @@ class LoRA:
         zh="B 与 A 的学习率之比（LoRA+）；PaddleNLP 参数文件中的 `rslora_plus` 即 `--rslora true --lora_alpha 4 "
         "--lora_plus_scale 4`",
         needs=WITH_LORA,
+        line=SAME,
     )
     lora_dropout: float = option(
         BELOW_ONE,

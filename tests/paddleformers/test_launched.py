@@ -134,12 +134,17 @@ def test_pretraining_and_resuming(start, whole, tmp_path, capsys):
 def test_fine_tuning(start, tmp_path, method):
     settings = dict(model_name=start / "model", tokenizer_name=start / "tokenizer", dataset=start / "questions")
     settings |= dict(method=method, batch_size_per_device=2, max_seqlen=64, backend="pd", precision="fp32")
-    settings |= dict(DEVICE="cpu", MAX_STEPS=STEPS, EXTRA_ARGS="--learning_rate 0.01")
+    adapter = dict(rslora=True, lora_plus_scale=4.0, lora_alpha=4) if method == "lora" else {}
+    extra = " ".join(f"--{name} {value}" for name, value in {"learning_rate": 0.01, **adapter}.items())
+    settings |= dict(DEVICE="cpu", MAX_STEPS=STEPS, EXTRA_ARGS=extra)
     folder, _ = launch("finetune", **settings, output=tmp_path / method)  # and evaluates
     ours = losses(folder)
     assert len(ours) == STEPS and ours[-1] < ours[0]
     made = "peft_model.safetensors.index.json" if method == "lora" else "model.safetensors.index.json"
     assert (folder / made).is_file()
+    if method == "lora":
+        said = json.loads((folder / "lora_config.json").read_text())
+        assert {name: said[name] for name in adapter} == adapter
     check_flops(folder, start / "model", 4 if method == "lora" else 6)
     if PADDLENLP:
         theirs = losses(launch("finetune", PADDLENLP, **settings, output=tmp_path / "paddlenlp")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,9 @@ def recipe_text(
         if given.get(name, nothing) != nothing:
             raise LaunchError(f"{name}={word(given[name])}: {WITHOUT}")
     asked = Job.of(given, script=job)
-    if asked.lora and asked.adapter.numerator != 2 * asked.adapter.rank:
-        raise LaunchError(f"lora_alpha={asked.adapter.alpha}: in PaddleFormers it is twice lora_rank; leave it out")
+    if asked.lora and asked.adapter.numerator != replace(asked.adapter, alpha=None).numerator:
+        usual = "4 with rslora" if asked.adapter.rslora else "twice lora_rank"
+        raise LaunchError(f"lora_alpha={asked.adapter.alpha}: in PaddleFormers it is {usual}; leave it out")
     sections = (*_WRITTEN[job], *((LoRA,) if asked.lora else ()))
     written = {each.name: getattr(asked, each.name) for each in options_of(*sections) if each.line in (SAME, HOSTED)}
     known = {"pretrain": _pretraining, "finetune": _fine_tuning}[job](args, given)

@@ -126,6 +126,12 @@ def test_the_positions_of_fine_tuning(weights, tmp_path):
     arguments = dict(model_name=weights, dataset=tmp_path, output=tmp_path / "out", max_seqlen=128, backend="pd")
     lines = recipe(plan(finetune, **arguments, method="lora-attention", MAX_STEPS=3))
     assert subset(lines, stage="SFT", fine_tuning="lora", lora_rank=32, lora_targets="attention", num_train_epochs=3)
+    assert subset(lines, rslora=False, lora_plus_scale=1.0)
+    extra = "--rslora true --lora_plus_scale 4 --lora_alpha"
+    lines = recipe(plan(finetune, **arguments, method="lora", EXTRA_ARGS=f"{extra} 4"))
+    assert subset(lines, rslora=True, lora_plus_scale=4.0, lora_alpha=None)
+    with pytest.raises(LaunchError, match="lora_alpha=64: in PaddleFormers it is 4 with rslora; leave it out"):
+        plan(finetune, **arguments, method="lora", EXTRA_ARGS=f"{extra} 64")
     assert subset(lines, train_dataset_path=f"{tmp_path}/train.json", eval_dataset_path=f"{tmp_path}/dev.json")
     assert subset(lines, train_dataset_type="erniekit", max_seq_len=128, src_length=64, packing=False, do_eval=True)
     lines = recipe(plan(finetune, **arguments, method="full", EXTRA_ARGS="--zero_padding true"))
