@@ -216,7 +216,7 @@ def check_weights(name: str, value: str) -> None:
         tuned = "give the model's folder, and the adapter with --lora_path"
         remedy = "merge it first, with paddle-te convert --lora_path" if name == "init_weight" else tuned
         raise LaunchError(f"{name}: {value!r} holds a LoRA adapter, not a model: {remedy}")
-    if not files_of(folder, MODEL_WEIGHTS):
+    if all(path.suffix == ".json" for path in files_of(folder, MODEL_WEIGHTS)):  # an index, if anything
         raise LaunchError(f"{name}: {value!r} holds neither model_state* nor model*.safetensors{of_run(folder)}")
 
 

@@ -28,6 +28,16 @@ def test_a_run_is_no_model(tmp_path, place):
         check_weights("init_weight", str(tmp_path))
 
 
+@pytest.mark.parametrize("stem, suffix", [("model", "safetensors"), ("model_state", "pdparams")])
+def test_an_index_without_weights_is_no_model(tmp_path, stem, suffix):
+    """So a download that was broken off leaves it."""
+    (tmp_path / f"{stem}.{suffix}.index.json").touch()
+    with pytest.raises(LaunchError, match="holds neither"):
+        check_weights("model_name", str(tmp_path))
+    (tmp_path / f"{stem}-00001-of-00002.{suffix}").touch()
+    check_weights("model_name", str(tmp_path))
+
+
 def test_weights_that_a_name_would_download_are_fetched_first():
     with pytest.raises(LaunchError, match="no folder 'qwen2.5-7b'; .* download Qwen/Qwen2.5-7B --local-dir FOLDER$"):
         check_weights("model_name", "qwen2.5-7b")
