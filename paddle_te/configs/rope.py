@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from paddle_te.configs.families import Config, Family, family_of, value
@@ -61,8 +62,8 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
 def longest_sequence(config: Config) -> int:
     """Return how many tokens a sequence of a model may have, ENDLESS with dynamic scaling.
 
-    max_position_embeddings may be the length of the first training, of which a sequence can be `factor` times as long:
-    with Llama's linear and ntk, as PaddleNLP counts it, and with yarn (Qwen2.5's). Gemma 3's linear is counted in.
+    max_position_embeddings may be the length of the first training: with Llama's linear and ntk, as PaddleNLP counts
+    it, and with yarn (Qwen2.5's). A sequence may then be `factor` times as long. Gemma 3's linear is counted in.
     """
     scaling, family, word = scaling_of(config) or {}, family_of(config), "max_position_embeddings"
     trained = int(value(config, word, getattr(SCHEMAS[family.model_type], word)))
@@ -115,7 +116,7 @@ def _scaling(word: str, said: Mapping[str, Any], get: Callable[..., Any]) -> dic
 
 
 def _reader(config: Config) -> Callable[..., Any]:
-    return config.get if isinstance(config, dict) else lambda key, default=None: getattr(config, key, default)
+    return partial(value, config)
 
 
 def _complete(scaling: dict[str, Any], max_position_embeddings: int | None) -> dict[str, Any]:

@@ -52,12 +52,15 @@ class BackendLayer(nn.Layer):
 
     @classmethod
     def of(cls, settings: Any) -> Self:
-        """Make the layer of a record, which its arguments are the fields of."""
+        """Make the layer from a record, whose fields are its arguments."""
         return cls(settings)
 
     @property
     def ops(self) -> Ops:
-        """Return a module, hence no attribute: those are copied with the layer, which modules cannot be."""
+        """Return the backend's module.
+
+        It is no attribute, because attributes are copied with the layer, and modules cannot be copied.
+        """
         return get_ops(self.backend)
 
     @property
@@ -85,7 +88,7 @@ class ParallelLayer(BackendLayer):
 
     def create_bias(self, size: int, split: bool = False) -> Tensor:
         """Make zeros [size]; split: they are this rank's part."""
-        bias = self._create_vector(size, 0.0)
+        bias = self.create_constant([size], 0.0)
         if split and self.tp is not None:
             mark_split(bias, 0)
         return bias
@@ -95,8 +98,8 @@ class ParallelLayer(BackendLayer):
 
         RMSNorm's bias is None.
         """
-        weight = self._create_vector(size, 0.0 if zero_centered_gamma else 1.0)
-        bias = self._create_vector(size, 0.0) if normalization == "LayerNorm" else None
+        weight = self.create_constant([size], 0.0 if zero_centered_gamma else 1.0)
+        bias = self.create_constant([size], 0.0) if normalization == "LayerNorm" else None
         for vector in (weight, bias):
             if vector is not None:
                 self.mark_if_tokens_are_split(vector)
@@ -111,10 +114,9 @@ class ParallelLayer(BackendLayer):
             mark_as_sequence_parallel_parameter(parameter)
         return parameter
 
-    def _create_vector(self, size: int, value: float) -> Tensor:
-        return self.create_parameter(
-            [size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(value)
-        )
+    def create_constant(self, shape: Sequence[int], value: float) -> Tensor:
+        """Make a parameter whose numbers are all the same."""
+        return self.create_parameter(shape, dtype=self.params_dtype, default_initializer=nn.initializer.Constant(value))
 
 
 BIASES = {"weight": "bias", "fc1_weight": "fc1_bias", "fc2_weight": "fc2_bias"}  # by the names of their GEMMs' weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from paddle_te.options.fp8 import SKIP_LAYERS, skipped_layers
 from paddle_te.options.option import (
@@ -270,7 +270,12 @@ class LayerOptions(Record, Layers):
     @classmethod
     def of(cls, config: object) -> LayerOptions:
         """Read a configuration; what it does not say, such as Hugging Face's, means the default."""
-        return cls(**{each.name: getattr(config, each.name) for each in fields(cls) if hasattr(config, each.name)})
+        return cls(**cls.said_by(config))
+
+    @classmethod
+    def said_by(cls, config: object) -> dict[str, Any]:
+        """Return {field: value} of those that a configuration has."""
+        return {each.name: getattr(config, each.name) for each in fields(cls) if hasattr(config, each.name)}
 
 
 def again(*modules: str) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """Read PaddleFormers' configurations, and refuse the settings that our decoder layers do not support."""
 
-from dataclasses import fields
 from types import SimpleNamespace
 
 import paddle
@@ -76,7 +75,7 @@ def decoder_config(config: HostConfig) -> SimpleNamespace:
     """
     theirs = {name: getattr(config, name) for name in _SAME}
     theirs |= {ours: getattr(config, name) for name, ours in _TRANSLATED.items()}
-    theirs |= {each.name: getattr(config, each.name) for each in fields(LayerOptions) if hasattr(config, each.name)}
+    theirs |= LayerOptions.said_by(config)
     if config.recompute_granularity != "selective":
         theirs |= dict.fromkeys(ITS_OWN)
     length = getattr(config, "max_sequence_length", None)  # a recipe says it, a configuration file does not

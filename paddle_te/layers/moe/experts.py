@@ -45,12 +45,6 @@ class _Grouped(GemmLayer):
         bias = parameters.get(BIASES[weight])
         return GroupedProjection(parameters[weight], bias, quantizers, self.fuse_wgrad_accumulation)
 
-    def create_grouped_bias(self, experts: int, size: int) -> Tensor:
-        """Make zeros [experts, size]."""
-        return self.create_parameter(
-            [experts, size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(0.0)
-        )
-
 
 class GroupedLinear(_Grouped):
     """Compute y = x · weightᵀ (+ bias) of each expert's rows, under Transformer Engine's name.
@@ -66,7 +60,7 @@ class GroupedLinear(_Grouped):
         super().__init__(settings)
         experts, out = settings.num_gemms, settings.out_features
         self.create_weight("weight", [experts, out, settings.in_features], settings.weight_init)
-        self.bias = self.create_grouped_bias(experts, out) if settings.bias else None
+        self.bias = self.create_constant([experts, out], 0.0) if settings.bias else None
 
     def forward(self, x: Tensor, m_splits: Sequence[int] | Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Compute [rows, in_features] -> [rows, out_features].
@@ -99,8 +93,8 @@ class GroupedMLP(_Grouped):
         self._create_experts("fc1_weight", [experts, rows, hidden], config.weight_init)
         self._create_experts("fc2_weight", [experts, hidden, ffn], config.output_init)
         bias = config.bias
-        self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
-        self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
+        self.fc1_bias = self.create_constant([experts, rows], 0.0) if bias else None
+        self.fc2_bias = self.create_constant([experts, hidden], 0.0) if bias else None
         if self.ep is not None:
             for parameter in self.parameters():
                 self.ep.mark(parameter)
