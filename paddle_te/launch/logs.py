@@ -1,4 +1,4 @@
-"""What one start of a job writes to its logs, in files that starts before it may have written to."""
+"""What one start of a job writes to its logs. Earlier starts may have written to the same files."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ class LayerNormMLP(GemmLayerBehindNorm):
     """Compute y = x + dropout(act(norm(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias)), the residual included.
 
     Parameters: ln_weight [hidden_size], LayerNorm's ln_bias [hidden_size], fc1_weight [ffn_hidden_size / tp,
-    hidden_size], where the activation is gated [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows, then its
-    up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]; with `bias`, fc1_bias like fc1_weight's rows and fc2_bias
-    [hidden_size]; with norms "after" or "both" post_norm.weight, with norms "after" no ln_weight.
+    hidden_size], fc2_weight [hidden_size, ffn_hidden_size / tp]. A gated activation has an fc1_weight of
+    [2 · ffn_hidden_size / tp, hidden_size]: this rank's gate rows, then its up rows. With `bias` there are fc1_bias, as
+    long as fc1_weight has rows, and fc2_bias [hidden_size]. With norms "after" or "both" there is post_norm.weight, and
+    with norms "after" no ln_weight.
     Arguments: MLPSettings'.
     """
 

@@ -135,8 +135,11 @@ def zero_empty(te: Shim, stream: Stream, gradients: int, counts: int, experts: i
 
 
 class ExpertsTarget(NamedTuple):
-    """Where a cast of Rows writes. cast: its own scale_inv is not written. scale_inv: float32 [experts], all 1 / scale.
-    shares: float32 [rows, shares_of_row], whose `row_sums` are the probabilities' gradients; 0: not wanted."""
+    """Say where a cast of Rows writes.
+
+    cast: the CastTarget, whose own scale_inv is not written. scale_inv: float32 [experts], all 1 / scale. shares:
+    float32 [rows, shares_of_row], whose `row_sums` are the probabilities' gradients; 0: not wanted.
+    """
 
     cast: CastTarget
     scale_inv: int

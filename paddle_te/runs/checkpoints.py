@@ -136,8 +136,8 @@ def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
     """Move checkpoints of later steps than a run starts from into a folder of their own, output_dir/earlier-N.
 
     They are another run's, or of a course that is given up. Among this one's, "auto" would resume from them, and
-    save_total_limit, which keeps the latest steps, remove this run's instead. The weights of a finished model follow
-    where a run starts anew, as it would write over them, and MERGED, which must not be there for another merge.
+    save_total_limit, which keeps the latest steps, remove this run's instead. A run that starts anew would write over
+    the weights of a finished model, so these follow. So does MERGED, which must not be there for another merge.
     resume_step: "auto", "none" or a number. Returns that folder, or None if there were none.
     """
     if not (moved := displaced(output_dir, resume_step)):

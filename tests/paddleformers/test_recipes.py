@@ -160,9 +160,8 @@ DELAYED = dict(TE, use_fp8=True, fp8_recipe="delayed")
 )
 def test_resumed_exactly(losses, te, tmp_path, settings):
     """An adapter, and one micro-batch a step: test_parallel.py."""
-    settings = dict(
-        settings, save_strategy="steps", device="nvgpu"
-    )  # on a CPU PaddleFormers misses the random state of nvgpu's devices
+    # on a CPU PaddleFormers misses the random state of nvgpu's devices
+    settings = dict(settings, save_strategy="steps", device="nvgpu")
     whole = losses("whole", **settings)
     resumed = losses("resumed", resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{STEPS // 2}"), **settings)
     assert resumed == whole[STEPS // 2 :]
@@ -185,7 +184,7 @@ def test_te_trains_as_pd(losses, te, settings, bound):
 
 @pytest.fixture
 def gradients(losses, monkeypatch):
-    """Runs two steps of two micro-batches in te; returns their losses, and {name: gradient} before each update."""
+    """Runs two steps of two micro-batches in te. Returns their losses, and {name: gradient} before each update."""
 
     def run(where, **settings):
         steps = []
@@ -205,10 +204,10 @@ def gradients(losses, monkeypatch):
 
 
 def test_gemms_add_up_gradients(gradients, te, monkeypatch):
-    """In main gradients, or in the gradients themselves, beside Paddle, which adds rounded ones to main gradients.
+    """They do so in main gradients, or in the gradients themselves. Paddle adds rounded ones to main gradients.
 
-    Greatest differences in 100 seeds: 0.0018 and 0.0026 of the first step's gradients; of the second's, behind AdamW's
-    first update, 0.016; of its loss 0.0005.
+    The greatest differences in 100 seeds were 0.0018 and 0.0026 of the first step's gradients. Behind AdamW's first
+    update they were 0.016 of the second step's gradients, and 0.0005 of its loss.
     """
     found = [(gradients(True), 0.0027), (gradients("grad", amp_master_grad=False), 0.0039)]
     monkeypatch.setattr(Job, "fuses_wgrad", False)
@@ -233,7 +232,7 @@ def test_options_are_checked(model_folder):
 
 
 def test_no_sharding_is_said_behind_a_recipe(tmp_path, monkeypatch):
-    """For None, as which PaddleFormers reads it there, its arguments end in TypeError."""
+    """PaddleFormers reads it there as None, and its arguments end in TypeError."""
     (tmp_path / "run.yaml").write_text("stage: PT\nsharding: stage1\n")
     monkeypatch.setattr("sys.argv", ["main", "train", str(tmp_path / "run.yaml"), "sharding=", "max_steps=3"])
     assert read_recipe() == dict(stage="PT", sharding="", max_steps=3)

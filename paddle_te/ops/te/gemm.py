@@ -265,7 +265,10 @@ def _adds(tp: RecordedRanks | None) -> bool:
 
 
 class Addends(NamedTuple):
-    """What is added to a product, once where ranks share it. copied: whether out holds the residual already."""
+    """What is added to a product. Where ranks share the product, it is added once.
+
+    copied: whether out holds the residual already.
+    """
 
     bias: Placeholder | None
     residual: Placeholder | None

@@ -149,7 +149,7 @@ class LowRankLinearSettings(NamedTuple):
 
 
 class RecordedLowRank(NamedTuple):
-    """Hold the low-rank product beside a recorded GEMM: its `LowRankUpdate`, as Placeholders.
+    """Hold the `LowRankUpdate` beside a recorded GEMM. Its tensors are Placeholders.
 
     settings: None where there is no product. factors: all A, then all B. dropped: the product's input after dropout;
     None: the GEMM's input.

@@ -304,9 +304,9 @@ class _Gradients:
 class _AddedUp:
     """Add up a weight's gradients of all chunks, in float32.
 
-    The sum lies in the weight's main gradient, or in memory of its own where there is none in float32; Paddle then adds
-    it to the weight's grad. stand_in: what `wgrad` is given, the weight with the sum as its main_grad; a frozen weight
-    itself.
+    The sum lies in the weight's main gradient. Where there is none in float32, it lies in memory of its own, and Paddle
+    adds it to the weight's grad. stand_in: what `wgrad` is given: the weight with the sum as its main_grad, or a frozen
+    weight itself.
     """
 
     def __init__(self, rt: Recorder, weight: Placeholder) -> None:
