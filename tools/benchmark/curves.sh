@@ -17,8 +17,8 @@
 # loss.png and summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base
 # 150), BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in
 # precisions, recipes and base, by default only delayed; RECIPES="delayed current block" makes three; in precisions and
-# recipes, all is delayed scaling with attention and head in fp8, too), SPLIT (as --split) and SEEDS (of seeds, by
-# default "42 43 44 45") may be set. The weights that base begins with are those of START_STEPS (300) steps of
+# recipes, head is delayed scaling with the head in fp8, too, and all with head and attention), SPLIT (as --split) and
+# SEEDS (of seeds, by default "42 43 44 45") may be set. The weights that base begins with are those of START_STEPS (300) steps of
 # pretraining on the same text.
 # With AT_ONCE=1 all runs of precisions, recipes, states, stored and base, and the two of each seed, share the GPU at the
 # same time, if its memory suffices:
@@ -82,6 +82,7 @@ start_fp8() {
   for recipe in ${RECIPES:-delayed}; do
     name=te-fp8 more=()
     [ "$recipe" = delayed ] || name+="-$recipe"
+    [ "$recipe" != head ] || { recipe=delayed more=(--fp8_lm_head true); }
     [ "$recipe" != all ] || { recipe=delayed more=(--fp8_dpa true --fp8_lm_head true); }
     one_of_several train "$name" "" "$@" --use_fp8 true --fp8_recipe "$recipe" "${more[@]}"
     names+=("$name")
