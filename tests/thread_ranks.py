@@ -52,7 +52,7 @@ class Group:
     def __init__(self, nranks):
         self.nranks, self.ranks = nranks, list(range(nranks))
         self._turn, self._barrier, self._values = threading.Lock(), threading.Barrier(nranks, timeout=60), {}
-        self.gathered = []
+        self.gathered, self.events = [], [[] for _ in self.ranks]
 
     def exchange(self, rank, x):
         """Every rank's x."""
@@ -95,6 +95,19 @@ class Group:
         return [results[rank] for rank in self.ranks]
 
 
+class Late(Pending):
+    """A collective whose result is NaN until `wait`. note: a function of what happens."""
+
+    def __init__(self, arrived, note, what):
+        super().__init__(paddle.full(arrived.shape, 255 if arrived.dtype is paddle.uint8 else np.nan, arrived.dtype))
+        self._arrived, self._note = arrived, note
+        note(f"start {what}")
+
+    def wait(self):
+        self._note("finish")
+        return paddle.assign(self._arrived, self.result)
+
+
 class Rank(TensorParallel):
     def all_reduce(self, x):
         return paddle.assign(total(self.group.exchange(self.rank, x.clone())), x)
@@ -114,10 +127,14 @@ class Rank(TensorParallel):
         return mine
 
     def start_all_gather(self, x):
-        return Pending(self.all_gather(x))
+        return Late(self.all_gather(x), self.note, "all_gather")
 
     def start_reduce_output(self, y):
-        return Pending(self.reduce_output(y))
+        return Late(self.reduce_output(y), self.note, "reduce_output")
+
+    def note(self, event):
+        """Add to what the rank does, in order."""
+        self.group.events[self.rank].append(event)
 
 
 def make(monkeypatch, tp=None, **options):

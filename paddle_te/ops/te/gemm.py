@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -22,6 +22,7 @@ from paddle_te.native import addition
 from paddle_te.ops.te.norm import Normed, Unnormed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
+    Operand,
     Pieces,
     StoredMatrix,
     exchanged,
@@ -31,10 +32,9 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
     rowwise_pieces,
 )
+from paddle_te.ops.te.rank_rows import Multiply, Product, gathered, multiply_while_gathering, to_gather
 from paddle_te.ops.te.recording import OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, Memory, check_tensor
-
-Operand: TypeAlias = Matrix | Float8Matrix  # what a GEMM reads
 
 
 class Gemm(NamedTuple):
@@ -127,48 +127,78 @@ def grad_output(
     dy: Placeholder,
     code: int,
     quantizers: RecordedQuantizers | None,
-    tp: RecordedRanks | None,
     weight: Placeholder,
     dbias: BiasGradient | None = None,
 ) -> Operand:
-    """Return dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
+    """Return dy for the backward GEMMs.
 
-    weight: of the GEMM; a frozen one needs no transpose of dy. dbias: a BiasGradient of all those rows, which the cast
-    to fp8 computes.
+    weight: of the GEMM; a frozen one needs no transpose of dy. dbias: a BiasGradient, which the cast to fp8 computes.
     """
-    # a rank's own rows are cast without their sum, which needs the transpose as well
-    if tp is not None and (quantizers is None or not quantizers.same_scales or dbias is not None):
-        dy, tp = tp.all_gather(dy), None
     matrix = rt.matrix(dy, code)
     if quantizers is None:
         return matrix
-    if tp is None:
-        pieces = grad_pieces(rt, matrix.shape, quantizers, weight, dbias)
-        return quantize(rt, matrix, quantizers.grad_output, pieces, dbias=dbias and dbias.native)
-    local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
-    return local.fill(rt, matrix).gathered(rt, tp.all_gather(local.rowwise))
+    pieces = grad_pieces(rt, matrix.shape, quantizers, weight, dbias)
+    return quantize(rt, matrix, quantizers.grad_output, pieces, dbias=dbias and dbias.native)
 
 
-def _fprop(
+def grad_output_and_dgrad(
+    rt: Recorder, dy: Placeholder, gemm: Gemm, code: int, dbias: BiasGradient | None, product: Product | None
+) -> Operand:
+    """Return dy for the backward GEMMs, under sequence parallelism the rows of all ranks, and compute dgrad from it.
+
+    gemm: its tp are the ranks that dy is gathered from. dbias: a BiasGradient of all those rows. product: dgrad, None
+    where it is not wanted.
+    """
+    weight, quantizers, gather = gemm.weight, gemm.quantizers, gathers(gemm.tp)
+    # a rank's own rows are cast without their sum, which needs the transpose as well
+    if gather and (quantizers is None or quantizers.same_scales and dbias is None):
+        return _gathered_grad(rt, rt.matrix(dy, code), quantizers, gather, weight, product)
+    grad = grad_output(rt, gather.all_gather(dy) if gather else dy, code, quantizers, weight, dbias)
+    if product:
+        product.of(grad)
+    return grad
+
+
+def _gathered_grad(
     rt: Recorder,
-    x: Operand,
-    weight: Operand,
-    out: Any,
-    accumulate: bool = False,
-    transpose_y: bool = True,
-    bias: Placeholder | None = None,
-) -> None:
-    """Multiply into the native `out`. bias: a tensor, to be added."""
+    dy: Matrix,
+    quantizers: RecordedQuantizers | None,
+    tp: RecordedRanks,
+    weight: Placeholder,
+    product: Product | None,
+) -> Operand:
+    """Return `grad_output_and_dgrad`'s result where it is gathered as the GEMMs read it."""
+    if quantizers is None:
+        return multiply_while_gathering(rt, dy, tp, product)
+    rows = Float8Matrix.rows_of_rank(rt, dy.shape, quantizers.grad_output).fill(rt, dy)
+    grad = multiply_while_gathering(rt, rows, tp, product)
+    if isinstance(grad, Float8Matrix) and not weight.stop_gradient:
+        grad.add_transpose(rt)
+    return grad
+
+
+def fprop(
+    rt: Recorder, w: Operand, bias: Placeholder | None = None, accumulate: bool = False, transpose_y: bool = True
+) -> Multiply:
+    """Return the GEMM of rows of x with the weight. bias: a tensor, to be added. accumulate: whether to add to y."""
     epilogue = () if bias is None else (rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]),)
-    options = accumulate, x.split_accumulator, *epilogue
-    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, *options)
+
+    def multiply(x: Operand, y: Matrix) -> None:
+        options = accumulate, x.split_accumulator, *epilogue
+        rt.te.gemm(w.native, x.native, y.native, transpose_y, False, rt.stream, *options)
+
+    return multiply
 
 
-def dgrad(rt: Recorder, dy: Operand, weight: Operand, dx: Any, fp8: bool, transpose_y: bool = True) -> None:
-    """Multiply dy with the weight into the native dx."""
-    if isinstance(weight, StoredMatrix):
-        weight = weight.transposed(rt)  # of one weight at a time: its memory is free again after the GEMM
-    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
+def dgrad(rt: Recorder, w: Operand, fp8: bool, transpose_y: bool = True) -> Multiply:
+    """Return the GEMM of rows of dy with the weight."""
+    if isinstance(w, StoredMatrix):
+        w = w.transposed(rt)  # of one weight at a time: its memory is free again after the GEMM
+
+    def multiply(dy: Operand, dx: Matrix) -> None:
+        rt.te.gemm(w.native, dy.native, dx.native, not transpose_y, False, rt.stream, False, fp8)
+
+    return multiply
 
 
 class BiasGradient:
@@ -241,13 +271,13 @@ def _column_backward(
     else the GEMM comes first, and where it takes all SMs the collective waits for it.
     """
     x, operand, quantizers, tp = saved.norm, saved.operand, saved.quantizers, saved.tp
-    fp8, gather = quantizers is not None, _gathers(tp)
+    fp8, gather = quantizers is not None, gathers(tp)
     if gather:
         rows = _normed_rows(rt, x, quantizers, tp) if operand is None else operand
-        gathering = gather.start_all_gather(_to_gather(rows))
+        gathering = gather.start_all_gather(to_gather(rows))
     shape = x.tensor.shape if dy.shape[0] == x.x.shape[0] else [dy.shape[0], x.x.shape[1]]
     dz = rt.matrix(rt.empty(shape, x.dtype), x.code)
-    dgrad(rt, dy, saved.w, dz.native, fp8)
+    dgrad(rt, saved.w, fp8)(dy, dz)
     if gather:
         operand = _gathered_again(rt, rows, gather.finish(gathering), x.code, quantizers)
     elif operand is None:
@@ -275,10 +305,20 @@ class Addends(NamedTuple):
     copied: bool = False
 
 
+def product_of(
+    rt: Recorder, w: Operand, out: Placeholder, code: int, addends: Addends, transpose_y: bool = True
+) -> Product:
+    """Return the Product out = x·Wᵀ + addends. The residual is in out before any rows are multiplied."""
+    (bias, residual, copied), result = addends, rt.matrix(out, code)
+    if residual is not None and not copied:
+        rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
+    return Product(fprop(rt, w, bias, residual is not None, transpose_y), result)
+
+
 def row_output(
     rt: Recorder,
     x: Operand,
-    weight: Operand,
+    w: Operand,
     out: Placeholder,
     code: int,
     tp: RecordedRanks | None,
@@ -286,13 +326,10 @@ def row_output(
     transpose_y: bool = True,
 ) -> Placeholder:
     """Compute out = x·Wᵀ + addends, summed over tp where the GEMM is row parallel; return the tensor."""
-    (bias, residual, copied), adds = addends, _adds(tp)
-    bias, scatter = bias if adds else None, tp is not None and tp.sequence_parallel
-    accumulate = residual is not None and not scatter and adds
-    result = rt.matrix(out, code)
-    if residual is not None and accumulate and not copied:
-        rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
-    _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias)
+    bias, residual, copied = addends
+    scatter, adds = tp is not None and tp.sequence_parallel, _adds(tp)
+    inside = Addends(bias if adds else None, residual if adds and not scatter else None, copied)
+    product_of(rt, w, out, code, inside, transpose_y).of(x)
     if tp is not None:
         out = tp.reduce_output(out)
     if scatter and residual is not None:
@@ -300,7 +337,7 @@ def row_output(
     return out
 
 
-def _gathers(tp: RecordedRanks | None) -> RecordedRanks | None:
+def gathers(tp: RecordedRanks | None) -> RecordedRanks | None:
     """Return the ranks that a column-parallel GEMM's input is gathered from, None where it is not."""
     return tp if tp is not None and tp.sequence_parallel else None
 
@@ -311,7 +348,7 @@ def _normed_in_fp8(
     """Say whether `_normed_rows` are fp8: not where they are gathered, unless the ranks' scales are the same."""
     if x.weight is None:
         return False
-    if _gathers(tp):
+    if gathers(tp):
         return quantizers is not None and quantizers.same_scales
     return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
@@ -333,7 +370,7 @@ def _normed_rows(
     """
     if x.weight is None:
         return x.x
-    shape, gather, statistics = x.x.shape, _gathers(tp), pieces and pieces[1]
+    shape, gather, statistics = x.x.shape, gathers(tp), pieces and pieces[1]
     if not _normed_in_fp8(rt, x, quantizers, tp):
         rows = rt.new_matrix(shape, x.dtype, x.code)
         x.forward(rt, rows.native, statistics)
@@ -362,7 +399,7 @@ def normed_in_both(
     copies: `column_forward`'s, of which None is made where the GEMM casts.
     """
     weight, _, quantizers, tp, train, _ = gemm
-    if isinstance(x, Unnormed) or quantizers is None or _gathers(tp) or not x.casts(rt, quantizers.input):
+    if isinstance(x, Unnormed) or quantizers is None or gathers(tp) or not x.casts(rt, quantizers.input):
         return x.output(rt), None
     wgrad = train and not weight.stop_gradient
     pieces = None if wgrad else rowwise_pieces(rt, x.x.shape, quantizers.input)
@@ -377,11 +414,6 @@ def _normed_again(rt: Recorder, x: Normed | Unnormed, quantizers: RecordedQuanti
         rows = quantize(rt, rows, quantizers.input)
     drop_data(rt, rows)
     return rows
-
-
-def _to_gather(rows: Operand) -> Placeholder:
-    """Return what of a rank's rows is gathered."""
-    return rows.rowwise if isinstance(rows, Float8Matrix) else rows.memory
 
 
 def _gathered_again(
@@ -443,18 +475,23 @@ def column_forward(
 
     Under sequence parallelism each rank norms its own tokens and the others' are gathered, in fp8 where the ranks'
     scales are the same; backward keeps its own and gathers again. A Normed with `recompute` is normed again instead.
+    The own rows are multiplied during the gather, unless those of all ranks are to be cast together.
     """
     weight, bias, quantizers, tp, train, w = gemm
-    gather, again = _gathers(tp), normed.recompute
+    gather, again = gathers(tp), normed.recompute
     casts = quantizers is not None and not _normed_in_fp8(rt, normed, quantizers, tp)
     if casts:
         rows, operand, of_weight = _cast_operands(rt, normed, gemm)
     else:
         rows, of_weight = _rows_and_weight(rt, normed, gemm, copies)
-        operand = _all_rows(rt, rows, normed.code, gather) if gather else rows
+        operand = rows
     lead = [gather.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
-    _fprop(rt, operand, of_weight, out.native, bias=bias)
+    product = Product(fprop(rt, of_weight, bias), out)
+    if gather and not casts:
+        multiply_while_gathering(rt, rows, gather, product)
+    else:
+        product.of(operand)
     if train:
         drop_data(rt, *[operand] * (not gather and not again), *[of_weight] * (w is None))
     kept = None if again else rows if gather else operand
@@ -466,7 +503,7 @@ def _rows_and_weight(rt: Recorder, x: Normed | Unnormed, gemm: Gemm, copies: boo
     weight, _, quantizers, tp, train, w = gemm
     if quantizers is None:
         return _normed_rows(rt, x, None, tp), w or rt.matrix(weight, x.code)
-    shape, weight_shape = None if _gathers(tp) else x.x.shape, None if w else weight.shape
+    shape, weight_shape = None if gathers(tp) else x.x.shape, None if w else weight.shape
     keeps_input = not weight.stop_gradient and not x.recompute
     pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, keeps_input, x.statistics_bytes)
     rows = _normed_rows(rt, x, quantizers, tp, pieces.input, copies)
@@ -475,17 +512,9 @@ def _rows_and_weight(rt: Recorder, x: Normed | Unnormed, gemm: Gemm, copies: boo
 
 def _cast_operands(rt: Recorder, x: Normed | Unnormed, gemm: Gemm) -> tuple[Operand, Operand, Operand]:
     """Return (a Normed's rows of this rank in its dtype, those of all ranks and the weight as the GEMM reads them)."""
-    rows, gather = _normed_rows(rt, x, gemm.quantizers, gemm.tp), _gathers(gemm.tp)
-    whole = _all_rows(rt, rows, x.code, gather) if gather else rows
+    rows, gather = _normed_rows(rt, x, gemm.quantizers, gemm.tp), gathers(gemm.tp)
+    whole = gathered(rt, rows, gather.all_gather(to_gather(rows))) if gather else rows
     return rows, *forward_operands(rt, whole, gemm, x.code, recompute=x.recompute)
-
-
-def _all_rows(rt: Recorder, rows: Operand, code: int, tp: RecordedRanks) -> Operand:
-    """Make the forward GEMM's operand from each rank's rows: a Matrix, or a Float8Matrix without a transpose."""
-    gathered = tp.all_gather(_to_gather(rows))
-    if isinstance(rows, Float8Matrix):
-        return rows.gathered(rt, gathered, columnwise=False)
-    return rt.matrix(gathered, code)
 
 
 def check_weight(

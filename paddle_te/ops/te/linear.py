@@ -17,7 +17,6 @@ from paddle_te.ops.te.gemm import (
     Addends,
     BiasGradient,
     Gemm,
-    Operand,
     SavedColumn,
     check_bias,
     check_fp8,
@@ -27,16 +26,20 @@ from paddle_te.ops.te.gemm import (
     drop_data,
     drop_transpose,
     forward_operands,
+    gathers,
     grad_output,
+    grad_output_and_dgrad,
     normed_in_both,
+    product_of,
     row_count,
     row_output,
     wgrad,
 )
 from paddle_te.ops.te.low_rank import LowRankProduct, LowRankSettings
 from paddle_te.ops.te.norm import Gradients, Normed, NormSettings, Unnormed, normed
-from paddle_te.ops.te.quantized import Float8Matrix
-from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
+from paddle_te.ops.te.quantized import Float8Matrix, Operand
+from paddle_te.ops.te.rank_rows import Product, multiply_while_gathering
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, RecordedRanks, Recorder
 from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dense, dtype_code
 
 Wanted: TypeAlias = Placeholder | None  # a gradient, None where none is wanted
@@ -57,20 +60,18 @@ COLUMN, ROW = LinearSettings("column"), LinearSettings("row")
 class _SavedLinear:
     """Hold what the backward of `linear_forward` reads.
 
-    x, weight, bias, residual: as forward was given them. whole: the shape of x with the rows of all ranks. operand, w:
-    x and the weight as the GEMM read them. code: x's dtype for TE. column, row: the ranks, if the GEMM is parallel that
-    way.
+    x, residual: as forward was given them. whole: the shape of x with the rows of all ranks. operand, w: x and the
+    weight as the GEMM read them. gemm: its tp are `row`. code: x's dtype for TE. column, row: the ranks, if the GEMM is
+    parallel that way.
     """
 
     x: Placeholder
     whole: list[int]
     operand: Operand
     w: Operand
-    weight: Placeholder
-    bias: Placeholder | None
+    gemm: Gemm
     residual: Placeholder | None
     code: int
-    quantizers: RecordedQuantizers | None
     column: RecordedRanks | None
     row: RecordedRanks | None
     transpose_y: bool
@@ -104,19 +105,25 @@ def linear_forward(
         raise ValueError("backend transformer_engine: cuBLAS sums a bias's gradient beside weights [out, in] alone")
     check_fp8(quantizers, tokens=row_count(x), in_features=in_features, out_features=out_features)
     column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
-    whole = column.all_gather(x) if column is not None and column.sequence_parallel else x
-    shape = [*whole.shape[:-1], out_features]
+    gather = gathers(column)
+    whole = gather.gathered_shape(x.shape) if gather else x.shape
+    shape = [*whole[:-1], out_features]
     if residual is not None:
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
-    operand = quantized or rt.matrix(whole, code)
-    operand, w = forward_operands(rt, operand, gemm, code, transpose_y)
+    rows = x
+    if gather and quantizers is not None:  # the rows of all ranks are cast together
+        rows, gather = gather.all_gather(x), None
+    operand, w = forward_operands(rt, quantized or rt.matrix(rows, code), gemm, code, transpose_y)
     out, addends = copy or rt.empty(shape, x.dtype), Addends(bias, residual, copied=copy is not None)
-    out = row_output(rt, operand, w, out, code, row, addends, transpose_y)
+    if gather:
+        operand = multiply_while_gathering(rt, operand, gather, product_of(rt, w, out, code, addends, transpose_y))
+    else:
+        out = row_output(rt, operand, w, out, code, row, addends, transpose_y)
     if train:
         drop_data(rt, operand)
         (drop_data if transpose_y else drop_transpose)(rt, w)
-    saved = _SavedLinear(x, whole.shape, operand, w, weight, bias, residual, code, quantizers, column, row, transpose_y)
-    return out, saved
+    gemm = gemm._replace(tp=row)
+    return out, _SavedLinear(x, whole, operand, w, gemm, residual, code, column, row, transpose_y)
 
 
 def linear_backward(
@@ -126,19 +133,20 @@ def linear_backward(
 
     grad: dy as the backward GEMMs read it, where that is made before.
     """
-    x, operand, code, residual = saved.x, saved.operand, saved.code, saved.residual
-    fp8 = saved.quantizers is not None
-    gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
-    dbias = BiasGradient.wanted(rt, saved.bias, saved.weight, fp8)
-    grad = grad or grad_output(rt, dy, code, saved.quantizers, gather, saved.weight, dbias)
-    dx = None
-    if not x.stop_gradient:
-        dx = rt.empty(saved.whole, x.dtype)
-        dgrad(rt, grad, saved.w, rt.view(dx, operand.shape, code), fp8, saved.transpose_y)
-        if saved.column is not None:
-            dx = saved.column.reduce_output(dx)
-    operands = (operand, grad) if saved.transpose_y else (grad, operand)
-    dw = wgrad(rt, *operands, saved.weight, code, fp8, dbias)
+    x, gemm, code, residual, column = saved.x, saved.gemm, saved.code, saved.residual, saved.column
+    fp8, transpose_y = gemm.quantizers is not None, saved.transpose_y
+    dbias = BiasGradient.wanted(rt, gemm.bias, gemm.weight, fp8)
+    dx = None if x.stop_gradient else rt.empty(saved.whole, x.dtype)
+    product = None if dx is None else Product(dgrad(rt, saved.w, fp8, transpose_y), rt.matrix(dx, code))
+    if grad is None:
+        grad = grad_output_and_dgrad(rt, dy, gemm, code, dbias, product)
+    elif product:
+        product.of(grad)
+    summing = None if dx is None or column is None else column.start_reduce_output(dx)
+    operands = (saved.operand, grad) if transpose_y else (grad, saved.operand)
+    dw = wgrad(rt, *operands, gemm.weight, code, fp8, dbias)
+    if column is not None and summing is not None:
+        dx = column.finish(summing)
     dresidual = None if residual is None or residual.stop_gradient else dy
     return dx, dw, None if dbias is None else dbias.in_its_dtype(rt), dresidual
 
@@ -252,7 +260,7 @@ def layernorm_linear_backward(
 ) -> tuple[Wanted, ...]:
     """Compute (dx, the gradients of the norm's weight and bias, dW, dbias)."""
     dbias = saved.bias_gradient(rt)
-    grad = grad_output(rt, dy, saved.norm.code, saved.quantizers, None, saved.weight, dbias)
+    grad = grad_output(rt, dy, saved.norm.code, saved.quantizers, saved.weight, dbias)
     return *saved.backward(rt, grad, dbias, dresidual), None if dbias is None else dbias.in_its_dtype(rt)
 
 

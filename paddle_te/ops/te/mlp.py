@@ -27,7 +27,6 @@ from paddle_te.ops.te.gemm import (
     Addends,
     BiasGradient,
     Gemm,
-    Operand,
     SavedColumn,
     cast,
     check_bias,
@@ -36,7 +35,8 @@ from paddle_te.ops.te.gemm import (
     column_forward,
     dgrad,
     drop_data,
-    grad_output,
+    gathers,
+    grad_output_and_dgrad,
     row_count,
     row_output,
     weight_operand,
@@ -49,11 +49,13 @@ from paddle_te.ops.te.mlp_settings import MLPSettings
 from paddle_te.ops.te.norm import NormSettings, normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
+    Operand,
     operand_pieces,
     quantized_together,
     quantized_weight,
     rowwise_pieces,
 )
+from paddle_te.ops.te.rank_rows import Product
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder, Recorder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, dtype_code
 
@@ -145,12 +147,11 @@ def _fc2_backward(
 ) -> tuple[Operand, Matrix]:
     """Return (dy for the backward GEMMs, the gradient of the activation's output). dbias: fc2's, to fill."""
     x, *_, weight, _ = inputs.tensors
-    quantizers, tp, code = inputs.quantizers[1], inputs.tp, dtype_code("x", x)
-    gather = tp is not None and tp.sequence_parallel
-    grad = grad_output(rt, dy, code, quantizers, tp if gather else None, weight, dbias)
-    dact = rt.new_matrix((grad.shape[0], weight.shape[1]), x.dtype, code)
-    dgrad(rt, grad, w2, dact.native, quantizers is not None)
-    return grad, dact
+    fc2, code, gather = Gemm.of(inputs, 1, FC2), dtype_code("x", x), gathers(inputs.tp)
+    rows = row_count(dy) * (gather.size if gather else 1)
+    dact = rt.new_matrix((rows, weight.shape[1]), x.dtype, code)
+    product = Product(dgrad(rt, w2, fc2.quantizers is not None), dact)
+    return grad_output_and_dgrad(rt, dy, fc2, code, dbias, product), dact
 
 
 def _activated_and_weight(

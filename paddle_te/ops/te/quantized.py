@@ -240,6 +240,17 @@ class Float8Matrix:
         out._bind(rt)
         return out
 
+    def rows(self, rt: Runtime, first: int, count: int) -> Float8Matrix:
+        """Make the matrix of `count` rows from row `first` on, of the data alone. Not with block scaling."""
+        out = self._of((count, self.shape[1]), self.rowwise, self._data + first * self.shape[1])
+        out._bind(rt)
+        return out
+
+    def add_transpose(self, rt: Runtime) -> None:
+        """Make the transposed copy as well."""
+        self._transpose_data(rt)
+        self._bind(rt)
+
     def _of(self, shape: tuple[int, int], rowwise: Any, data: int) -> Float8Matrix:
         """Make a matrix with this matrix's scale on data at an address in a tensor; bind it before use."""
         out = Float8Matrix.__new__(Float8Matrix)
@@ -254,6 +265,9 @@ class Float8Matrix:
         self._transpose = self.columnwise.data_ptr()
         data, transpose = rt.tensor(self._data, (rows, cols), code), rt.tensor(self._transpose, (cols, rows), code)
         rt.te.transpose(data, transpose, rt.stream)
+
+
+Operand: TypeAlias = Matrix | Float8Matrix  # what a GEMM reads
 
 
 class CurrentMatrix(Float8Matrix):

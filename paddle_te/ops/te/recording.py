@@ -196,14 +196,15 @@ class RecordedRanks:
         self.sequence_parallel = tp.sequence_parallel
 
     def all_gather(self, x: Placeholder) -> Placeholder:
-        return self._call(self._tp.all_gather, x, self._gathered_shape(x))
+        return self._call(self._tp.all_gather, x, self.gathered_shape(x.shape))
 
     def start_all_gather(self, x: Placeholder) -> Placeholder:
         """Start an `all_gather`, whose result `finish` returns."""
-        return self._call(self._tp.start_all_gather, x, self._gathered_shape(x))
+        return self._call(self._tp.start_all_gather, x, self.gathered_shape(x.shape))
 
-    def _gathered_shape(self, x: Placeholder) -> list[int]:
-        return [x.shape[0] * self._tp.size, *x.shape[1:]]
+    def gathered_shape(self, shape: Sequence[int]) -> list[int]:
+        """Return the shape of `all_gather`'s result."""
+        return [shape[0] * self._tp.size, *shape[1:]]
 
     def _call(self, function: Callable[..., Any], x: Placeholder, shape: Sequence[int]) -> Placeholder:
         return self._recorder.on_memory(function, x, out=self._recorder.placeholder(shape, x.dtype))

@@ -49,6 +49,10 @@ class Matrix:
         self.memory, self.shape = memory, shape
         self.native = rt.tensor(memory.data_ptr(), shape, code)
 
+    def rows(self, rt: Runtime, first: int, count: int) -> Matrix:
+        """Make the Matrix of `count` rows from row `first` on; only of a Placeholder [..., cols]."""
+        return Matrix(rt, self.memory.rows(first, count), (count, self.shape[1]), self.native.dtype)
+
 
 # Native tensors that are kept, of all streams together: TE's pool has 20 MiB for its handles, about 19,900 of them.
 KEPT_TENSORS = 2**13

@@ -1,10 +1,12 @@
-"""te's tensor and sequence parallel ops, two ranks in one process, on the emulated library: against one rank."""
+"""te's tensor and sequence parallel ops, ranks as threads of one process, on the emulated library: against one rank."""
+
+import threading
 
 import numpy as np
 import paddle
 import pytest
 
-from paddle_te import fp8
+from paddle_te import fp8, native
 from paddle_te.native import rmsnorm
 from paddle_te.ops import get_ops
 from paddle_te.ops.chunks import chunk_rows
@@ -180,10 +182,11 @@ def test_ranks_that_cannot_share_a_chunk(seed, monkeypatch):
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
 @pytest.mark.parametrize("transpose_y", [True, False], ids=["out_in", "in_out"])
 @pytest.mark.parametrize("mode", ["column", "row"])
-@pytest.mark.parametrize("recipe, bound", [
-    (None, 1e-2), (DELAYED, 1e-2), (fp8.Float8CurrentScaling(), 0.15), (BLOCK, 1e-2)
-], ids=["bf16", "delayed", "current", "block"])  # fmt: skip
-def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_parallel):
+@pytest.mark.parametrize("recipe, bound, size, tokens", [
+    (None, 1e-2, 2, 256), (DELAYED, 1e-2, 2, 256), (fp8.Float8CurrentScaling(), 0.15, 2, 256), (BLOCK, 1e-2, 2, 256),
+    (None, 1e-2, 4, 256), (DELAYED, 1e-2, 4, 256), (fp8.Float8CurrentScaling(), 0.15, 4, 256), (None, 1e-2, 4, 96),
+], ids=["bf16", "delayed", "current", "block", "bf16-4", "delayed-4", "current-4", "bf16-4-of-24-rows"])  # fmt: skip
+def test_a_gemm_of_some_ranks(seed, recipe, bound, size, tokens, mode, transpose_y, sequence_parallel):
     """y, dx and dW of weights [out, in] and [in, out], split over the ranks, are those of one rank.
 
     Delayed scaling that begins with all scales 1 has the same roundings, and so has block scaling: no block lies on two
@@ -191,7 +194,7 @@ def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_pa
     """
     draw = np.random.default_rng(seed).standard_normal
     shape = [FFN, HIDDEN] if transpose_y else [HIDDEN, FFN]
-    x, weight, dy = (draw(s, "float32") for s in ([BATCH * TOKENS, HIDDEN], shape, [BATCH * TOKENS, FFN]))
+    x, weight, dy = (draw(s, "float32") for s in ([tokens, HIDDEN], shape, [tokens, FFN]))
     weight_axis = 0 if transpose_y == (mode == "column") else 1
 
     ops = get_ops("transformer_engine")
@@ -207,14 +210,50 @@ def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_pa
 
     # each of x, dy (as y): the axis that the ranks share
     inner, outer = (-1, 0 if sequence_parallel else None) if mode == "row" else (0 if sequence_parallel else None, -1)
-    part = lambda values, axis, rank: values if axis is None else np.split(values, RANKS, axis)[rank]  # noqa: E731
-    group = Group(RANKS)
+    part = lambda values, axis, rank: values if axis is None else np.split(values, size, axis)[rank]  # noqa: E731
+    group = Group(size)
 
     def run(rank):
-        tp = Rank(group, rank, RANKS, sequence_parallel)
+        tp = Rank(group, rank, size, sequence_parallel)
         mine = part(x, inner, rank), part(weight, weight_axis, rank), part(dy, outer, rank)
         return step(*mine, parallel_mode=mode, tp=tp)
 
     for rank, got in enumerate(group.run(run)):
         for mine, whole, axis in zip(got, step(x, weight, dy), (outer, inner, weight_axis), strict=True):
             assert relative(mine, part(whole, axis, rank)) < bound
+
+
+# what a rank does in a step of a layer with sequence parallelism, and how many rows its GEMMs multiply, in order
+OWN, ALL = BATCH * TOKENS // RANKS, BATCH * TOKENS
+BESIDE_GATHER = ["start all_gather", OWN, "finish", OWN]
+COLUMN_BACKWARD = ["start all_gather", ALL, "finish", "start reduce_output", ALL, "finish"]
+
+
+def events_of_a_step(seed, monkeypatch, recipe, options):
+    """Each rank's, which are the same."""
+    group, te = Group(RANKS), native.load()
+    gemm, case = te.gemm, draw_case(seed, make(monkeypatch, **options))
+
+    def noted(a, b, *others):
+        group.events[int(threading.current_thread().name)].append(b.shape[0])
+        gemm(a, b, *others)
+
+    monkeypatch.setattr(te, "gemm", noted)
+    train_ranks(monkeypatch, group, True, *case, recipe, options)
+    first, second = group.events
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "delayed"])
+def test_a_rank_s_own_rows_are_multiplied_while_the_others_are_gathered(seed, monkeypatch, recipe):
+    """In forward before column-parallel GEMMs, in backward before dgrad of the others; `Late` shows early reads."""
+    forward = BESIDE_GATHER + [ALL]
+    backward = BESIDE_GATHER + [ALL] + COLUMN_BACKWARD
+    assert events_of_a_step(seed, monkeypatch, RECIPES[recipe], LAYERS["llama"]) == 2 * forward + 2 * backward
+
+
+@pytest.mark.parametrize("recipe", ["current", "block"])
+def test_rows_that_are_cast_together_are_multiplied_together(seed, monkeypatch, recipe):
+    forward, backward = [ALL, ALL], [ALL, ALL, *COLUMN_BACKWARD]
+    assert events_of_a_step(seed, monkeypatch, RECIPES[recipe], LAYERS["llama"]) == 2 * forward + 2 * backward
