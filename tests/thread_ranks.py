@@ -132,6 +132,10 @@ class Rank(TensorParallel):
     def start_reduce_output(self, y):
         return Late(self.reduce_output(y), self.note, "reduce_output")
 
+    def start_exchange(self, x):
+        rows = [0 if rank == self.rank else x.shape[0] // (self.size - 1) for rank in self.group.ranks]
+        return Late(self.all_to_all(x, rows, rows), self.note, "exchange")
+
     def note(self, event):
         """Add to what the rank does, in order."""
         self.group.events[self.rank].append(event)

@@ -12,6 +12,7 @@ A column-parallel GEMM is entered through `TensorParallel.enter`, a row-parallel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,9 +106,13 @@ class TensorParallel:
         return out
 
     def _room_for_own(self, x: Tensor) -> Tensor:
-        if x.shape[0] % self.size:
-            raise ValueError(f"{x.shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
-        return paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
+        return paddle.empty(self.scattered_shape(x.shape), x.dtype)
+
+    def scattered_shape(self, shape: Sequence[int]) -> list[int]:
+        """Return the shape of a rank's part. Raises ValueError where the parts would not be equal."""
+        if shape[0] % self.size:
+            raise ValueError(f"{shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
+        return [shape[0] // self.size, *shape[1:]]
 
     def all_to_all(self, x: Tensor, sent: list[int] | None = None, received: list[int] | None = None) -> Tensor:
         """Return the rows that all ranks send here, in the ranks' order.
@@ -117,6 +122,16 @@ class TensorParallel:
         out = paddle.empty([x.shape[0] if received is None else sum(received), *x.shape[1:]], x.dtype)
         dist.stream.alltoall_single(out, x.contiguous(), received, sent, self.group, True, True)
         return out
+
+    def start_exchange(self, x: Tensor) -> Pending:
+        """Return a Pending of what the other ranks send here, in their order, while each gets its share of x.
+
+        x: as many rows for each of the others, in their order.
+        """
+        x, out = x.contiguous(), paddle.empty(x.shape, x.dtype)
+        rows = [0 if rank == self.rank else x.shape[0] // (self.size - 1) for rank in range(self.size)]
+        task = dist.stream.alltoall_single(out, x, rows, rows, group=self.group, sync_op=False)
+        return Pending(out, x, task)
 
     def reduce_output(self, y: Tensor) -> Tensor:
         """Return the sum of a row-parallel GEMM's partial sums. y is overwritten without sequence parallelism."""

@@ -32,7 +32,14 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
     rowwise_pieces,
 )
-from paddle_te.ops.te.rank_rows import Multiply, Product, gathered, multiply_while_gathering, to_gather
+from paddle_te.ops.te.rank_rows import (
+    Multiply,
+    Product,
+    gathered,
+    multiply_while_gathering,
+    multiply_while_sending,
+    to_gather,
+)
 from paddle_te.ops.te.recording import OpInputs, Placeholder, RecordedQuantizers, RecordedRanks, Recorder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, Memory, check_tensor
 
@@ -305,6 +312,9 @@ class Addends(NamedTuple):
     copied: bool = False
 
 
+NOTHING = Addends(None, None)
+
+
 def product_of(
     rt: Recorder, w: Operand, out: Placeholder, code: int, addends: Addends, transpose_y: bool = True
 ) -> Product:
@@ -325,20 +335,23 @@ def row_output(
     addends: Addends,
     transpose_y: bool = True,
 ) -> Placeholder:
-    """Compute out = x·Wᵀ + addends, summed over tp where the GEMM is row parallel; return the tensor."""
-    bias, residual, copied = addends
-    scatter, adds = tp is not None and tp.sequence_parallel, _adds(tp)
-    inside = Addends(bias if adds else None, residual if adds and not scatter else None, copied)
-    product_of(rt, w, out, code, inside, transpose_y).of(x)
-    if tp is not None:
-        out = tp.reduce_output(out)
-    if scatter and residual is not None:
+    """Compute x·Wᵀ + addends, summed over tp where the GEMM is row parallel; return the tensor, this rank's rows.
+
+    out: a tensor for it, in whose place another may be returned under sequence parallelism.
+    """
+    scatter, adds = gathers(tp), _adds(tp)
+    if scatter is None:
+        product_of(rt, w, out, code, addends if adds else NOTHING, transpose_y).of(x)
+        return out if tp is None else tp.reduce_output(out)
+    multiply = fprop(rt, w, addends.bias if adds else None, transpose_y=transpose_y)
+    out, residual = multiply_while_sending(rt, x, scatter, Product(multiply, rt.matrix(out, code))), addends.residual
+    if residual is not None:
         addition.add_to(rt.te, rt.stream, out.data_ptr(), residual.data_ptr(), math.prod(out.shape), code)
     return out
 
 
 def gathers(tp: RecordedRanks | None) -> RecordedRanks | None:
-    """Return the ranks that a column-parallel GEMM's input is gathered from, None where it is not."""
+    """Return the ranks that gather a column-parallel GEMM's input and scatter a row-parallel one's output, or None."""
     return tp if tp is not None and tp.sequence_parallel else None
 
 

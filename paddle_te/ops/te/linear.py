@@ -107,9 +107,9 @@ def linear_forward(
     column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
     gather = gathers(column)
     whole = gather.gathered_shape(x.shape) if gather else x.shape
-    shape = [*whole[:-1], out_features]
+    shape = [*whole[:-1], out_features] if row is None else row.output_shape([*whole[:-1], out_features])
     if residual is not None:
-        check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
+        check_tensor("residual", residual, shape, x.dtype)
     rows = x
     if gather and quantizers is not None:  # the rows of all ranks are cast together
         rows, gather = gather.all_gather(x), None

@@ -115,7 +115,7 @@ def _forward(rt: Recorder, inputs: OpInputs, settings: MLPSettings) -> tuple[Any
     store = StoredInput(rt, hidden, code) if settings.stores_input and train else None
     fc2, copy = Gemm.of(inputs, 1, FC2, w2), of_fc1.norm.copy
     act, read = _activated_and_weight(rt, hidden, fc2, code, settings, store)
-    out = copy or rt.empty([*hidden.memory.shape[:-1], x.shape[-1]], x.dtype)
+    out = copy or rt.empty(x.shape, x.dtype)
     out = row_output(rt, act, read, out, code, fc2.tp, Addends(fc2.bias, residual, copied=copy is not None))
     if train:
         drop_data(rt, w1, read, *(() if again else (act,)))
@@ -211,8 +211,8 @@ def _forward_of_chunk(
     hidden, _ = _fc1_forward(rt, inputs, settings.norm, w1)
     pieces = None if second is None else rowwise_pieces(rt, (hidden.shape[0], w2.shape[1]), second.input)
     act = activated(rt, hidden, code, second, settings.activation, pieces)
-    # a sum over ranks is a tensor of its own
-    summed = out if tp is None else rt.empty([hidden.shape[0], x.shape[-1]], x.dtype)
+    # an all-reduce takes a tensor of its own
+    summed = out if tp is None or tp.sequence_parallel else rt.empty(out.shape, x.dtype)
     summed = row_output(rt, act, w2, summed, code, tp, Addends(fc2_bias, x if settings.add_residual else None))
     if summed is not out:
         rt.te.memcpy_async(rt.matrix(out, code).native, rt.matrix(summed, code).native, rt.stream)

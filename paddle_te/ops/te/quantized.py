@@ -130,6 +130,7 @@ class Float8Matrix:
         "shape", "quantizer", "native", "rowwise", "columnwise", "_data", "_transpose", "_scale_inv"
     )  # fmt: skip
     split_accumulator = False  # whether the forward GEMM, too, must sum exactly
+    has_rows = True  # whether some `rows` of it are a matrix, too
 
     @staticmethod
     def factor_bytes(shape: Sequence[int], quantizer: RecordedQuantizer) -> int:
@@ -241,7 +242,7 @@ class Float8Matrix:
         return out
 
     def rows(self, rt: Runtime, first: int, count: int) -> Float8Matrix:
-        """Make the matrix of `count` rows from row `first` on, of the data alone. Not with block scaling."""
+        """Make the matrix of `count` rows from row `first` on, of the data alone, where it `has_rows`."""
         out = self._of((count, self.shape[1]), self.rowwise, self._data + first * self.shape[1])
         out._bind(rt)
         return out
@@ -331,7 +332,7 @@ class BlockMatrix(Float8Matrix):
     """
 
     __slots__ = ("_transpose_scale_inv",)
-    split_accumulator = True
+    split_accumulator, has_rows = True, False
 
     @staticmethod
     def factor_bytes(shape: Sequence[int], quantizer: RecordedQuantizer) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from paddle_te.native import addition
 from paddle_te.ops.te.quantized import Float8Matrix, Operand
 from paddle_te.ops.te.recording import Placeholder, RecordedRanks, Recorder
 from paddle_te.ops.te.runtime import Matrix
@@ -78,3 +79,27 @@ def multiply_while_gathering(rt: Recorder, rows: Operand, tp: RecordedRanks, pro
     for piece in others:
         product.multiply(whole.rows(rt, *piece), product.out.rows(rt, *piece))
     return whole
+
+
+def multiply_while_sending(rt: Recorder, x: Operand, tp: RecordedRanks, product: Product) -> Placeholder:
+    """Sum a product over the ranks; return this rank's rows of the sum, a tensor.
+
+    x: the operand's rows for all ranks. The other ranks' are multiplied first, and sent while the rank multiplies its
+    own. product: its output is of the rank's own rows, and is returned unless rows cannot be multiplied apart.
+    """
+    out, (n, cols), code = product.out.memory, product.out.shape, product.out.native.dtype
+    if not x.has_rows or n % MULTIPLE:
+        whole = rt.empty(tp.gathered_shape(out.shape), out.dtype)
+        product.multiply(x, rt.matrix(whole, code))
+        return tp.reduce_output(whole)
+    own, others = RankRows.of(tp, n)
+    sent, first = rt.new_matrix(((tp.size - 1) * n, cols), out.dtype, code), 0
+    for piece in others:
+        product.multiply(x.rows(rt, *piece), sent.rows(rt, first, piece.count))
+        first += piece.count
+    sending = tp.start_exchange(sent.memory)
+    product.multiply(x.rows(rt, *own), product.out)
+    received = tp.finish(sending)
+    for first in range(0, (tp.size - 1) * n, n):
+        addition.add_to(rt.te, rt.stream, out.data_ptr(), received.rows(first, n).data_ptr(), n * cols, code)
+    return out

@@ -209,6 +209,10 @@ class RecordedRanks:
     def _call(self, function: Callable[..., Any], x: Placeholder, shape: Sequence[int]) -> Placeholder:
         return self._recorder.on_memory(function, x, out=self._recorder.placeholder(shape, x.dtype))
 
+    def start_exchange(self, x: Placeholder) -> Placeholder:
+        """Start to send each other rank its rows of x; `finish` returns theirs for this rank, in the ranks' order."""
+        return self._call(self._tp.start_exchange, x, x.shape)
+
     def all_reduce(self, x: Placeholder) -> Placeholder:
         """Sum in place."""
         self._recorder.on_memory(self._tp.all_reduce, x)
@@ -219,7 +223,7 @@ class RecordedRanks:
 
     def output_shape(self, shape: Sequence[int]) -> Sequence[int]:
         """Return the shape of `reduce_output`'s result."""
-        return [shape[0] // self._tp.size, *shape[1:]] if self.sequence_parallel else shape
+        return self._tp.scattered_shape(shape) if self.sequence_parallel else shape
 
     def reduce_output(self, y: Placeholder) -> Placeholder:
         if not self.sequence_parallel:

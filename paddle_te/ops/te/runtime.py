@@ -43,7 +43,7 @@ class Matrix:
 
     __slots__ = ("memory", "native", "shape")
     memory: Any  # a Placeholder where ops are recorded, else a Tensor
-    split_accumulator = False  # see quantized.Float8Matrix
+    split_accumulator, has_rows = False, True  # see quantized.Float8Matrix
 
     def __init__(self, rt: Runtime, memory: Memory, shape: tuple[int, int], code: int) -> None:
         self.memory, self.shape = memory, shape

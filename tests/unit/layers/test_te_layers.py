@@ -364,6 +364,7 @@ def test_fp8_bytes_travel_only_among_ranks_that_share_amaxes(amax_ranks, gathere
     tp = SimpleNamespace(rank=1, size=2, sequence_parallel=True, group=SimpleNamespace(ranks=[0, 1]))
     tp.all_gather = lambda x: dtypes.append(x.dtype) or paddle.concat([x, x])
     tp.start_all_gather = lambda x: Pending(tp.all_gather(x))
+    tp.scattered_shape = lambda shape: [shape[0] // 2, *shape[1:]]
     tp.start_reduce_output = lambda y: Pending(y[: y.shape[0] // 2])
     layer = LayerNormLinear(32, 48, params_dtype="bfloat16")
     layer.tp = type("Ranks", (), vars(tp))  # hashable

@@ -225,7 +225,7 @@ def test_a_gemm_of_some_ranks(seed, recipe, bound, size, tokens, mode, transpose
 
 # what a rank does in a step of a layer with sequence parallelism, and how many rows its GEMMs multiply, in order
 OWN, ALL = BATCH * TOKENS // RANKS, BATCH * TOKENS
-BESIDE_GATHER = ["start all_gather", OWN, "finish", OWN]
+BESIDE_GATHER, BESIDE_EXCHANGE = ["start all_gather", OWN, "finish", OWN], [OWN, "start exchange", OWN, "finish"]
 COLUMN_BACKWARD = ["start all_gather", ALL, "finish", "start reduce_output", ALL, "finish"]
 
 
@@ -246,14 +246,16 @@ def events_of_a_step(seed, monkeypatch, recipe, options):
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "delayed"])
-def test_a_rank_s_own_rows_are_multiplied_while_the_others_are_gathered(seed, monkeypatch, recipe):
-    """In forward before column-parallel GEMMs, in backward before dgrad of the others; `Late` shows early reads."""
-    forward = BESIDE_GATHER + [ALL]
+def test_a_rank_s_own_rows_are_multiplied_while_others_are_on_their_way(seed, monkeypatch, recipe):
+    """In forward and before dgrad of row-parallel GEMMs; `Late` shows early reads."""
+    forward = BESIDE_GATHER + BESIDE_EXCHANGE
     backward = BESIDE_GATHER + [ALL] + COLUMN_BACKWARD
     assert events_of_a_step(seed, monkeypatch, RECIPES[recipe], LAYERS["llama"]) == 2 * forward + 2 * backward
 
 
 @pytest.mark.parametrize("recipe", ["current", "block"])
 def test_rows_that_are_cast_together_are_multiplied_together(seed, monkeypatch, recipe):
-    forward, backward = [ALL, ALL], [ALL, ALL, *COLUMN_BACKWARD]
+    """Those with one scale can still be sent apart."""
+    forward = [ALL, *BESIDE_EXCHANGE] if recipe == "current" else [ALL, ALL]
+    backward = [ALL, ALL, *COLUMN_BACKWARD]
     assert events_of_a_step(seed, monkeypatch, RECIPES[recipe], LAYERS["llama"]) == 2 * forward + 2 * backward
