@@ -51,6 +51,11 @@ def exposed_ms(communication: float, window: float, layout: Job, gpu: Gpu) -> fl
     """
     if not layout.overlaps and layout.sharding_ranks > 1 and not layout.shards_weights:
         return communication
+    return _beside_ms(communication, window, gpu)
+
+
+def _beside_ms(communication: float, window: float, gpu: Gpu) -> float:
+    """Return `exposed_ms` of a communication that runs beside computing."""
     hidden = min(gpu.overlap * communication, window)
     return communication - hidden + gpu.slowdown * hidden
 
@@ -59,12 +64,29 @@ def tensor_parallel_ms(model: Model, layout: Job, gpu: Gpu) -> float:
     """Return the ms of a layer's collectives, forward and backward, with sequence parallelism.
 
     There are 4 all-gathers and 4 reduce-scatters of a [tokens, hidden] tensor (4.2.2), and backward gathers 2 tensors
-    again. These two all-gathers and 2 of the reduce-scatters (bf16) run during GEMMs.
+    again. These two all-gathers and 2 of the reduce-scatters (bf16) run during whole GEMMs. The others run while a rank
+    multiplies its own rows (ops/te/rank_rows.py), before experts while nothing is computed. With current and block
+    scaling 16 bits are gathered while nothing is computed. The sum of rows with block scaling is a reduce-scatter.
     """
-    gathered = 1 if layout.precision == "fp8" else 2
+    apart = layout.precision == "bf16" or layout.fp8_recipe == "delayed"  # rows can be multiplied before all are there
+    in_blocks = layout.precision == "fp8" and layout.fp8_recipe == "block"
+    gathered = 1 if layout.precision == "fp8" and apart else 2
     elements = layout.tokens * model.hidden
     gather, scatter = (ring_ms(size * elements, layout.tp, 1, 1, gpu) for size in (gathered, 2))
-    return 4 * gather + 2 * scatter + (1 - gpu.tp_overlap) * (2 * gather + 2 * scatter)
+    waits = (1 - gpu.tp_overlap) * 2 * (gather + scatter)
+    for part in ("attention", "mlp"):
+        column, row = (_own_rows_ms(part, mode, model, layout, gpu) for mode in ("column", "row"))
+        waits += sum(_beside_ms(gather, apart * window, gpu) for window in (column, row))
+        waits += _beside_ms(scatter, (not in_blocks) * row, gpu)
+    return waits
+
+
+def _own_rows_ms(part: str, mode: str, model: Model, layout: Job, gpu: Gpu) -> float:
+    """Return the ms of a layer's GEMMs of a part and mode for the rows that a sequence-parallel rank has itself."""
+    weights = sum(gemm.inputs * sum(gemm.outputs) for gemm in model.gemms if (gemm.part, gemm.mode) == (part, mode))
+    apart = 1 - model.sparse if part == "mlp" else 1.0
+    rate = gpu.gemm_fp8 if layout.precision == "fp8" else gpu.gemm_bf16
+    return apart * 2 * layout.tokens * weights / layout.tp**2 / rate / 1e9
 
 
 def experts_of(model: Model, layout: Job) -> float:

@@ -20,7 +20,8 @@ TIME = {
     "again) / TP; with a window of w tokens w·(2 - w / sequence) instead of the sequence",
     "host": "ms of the trainer between two steps, and what the CPU takes longer to launch the layers, and what is "
     "computed again of them, than the GPU to compute them",
-    "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3]",
+    "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3], "
+    "without what GEMMs hide",
     "dispatch": "EP: 2 all-gathers and 2 reduce-scatters of all ranks' tokens in each layer with experts, or "
     "all-to-alls of the tokens that have experts there [3]",
     "shared sequences": "SEP: all-to-alls of q, k, v and the output [4]; CP: keys and values beside attention [5]",

@@ -322,8 +322,8 @@ def test_the_card_at_hand_is_the_default(monkeypatch, capsys):
 def test_the_table_says_what_was_measured_and_what_states_cost(monkeypatch, capsys):
     status, shown = run(monkeypatch, capsys, "meta-llama/Meta-Llama-3-8B --gpus 2 --gpu h100")
     rows = [line for line in shown.out.splitlines() if line.startswith("TP2 ")]
-    assert status == 0 and "bfloat16 + remainders: 6 B" in rows[0] and "13,674 tokens/s" in rows[0]
-    assert "never ran" in shown.out and "kind ran on H100" in shown.out
+    assert status == 0 and "bfloat16 + remainders: 6 B" in rows[0] and "kind ran on H200" in rows[0]
+    assert "never ran" in shown.out and "14,209 tokens/s" in shown.out
     assert "  moments in bfloat16: they are rounded at random after each step;" in shown.out
 
 
@@ -335,7 +335,7 @@ def write_model(folder):
 
 def test_it_explains(monkeypatch, capsys):
     status, shown = run(monkeypatch, capsys, "llama-3-8b --gpus 4 --explain --gpu h100")
-    assert status == 0 and "taken over from the H200; 26 steps that" in shown.out
+    assert status == 0 and "taken over from the H200; 23 steps that" in shown.out
     assert "nvlink" in shown.out and "optimizer" in shown.out
     assert formulas.TIME["layers"] in shown.out and formulas.MEMORY["states"] in shown.out
     best = search(*EIGHT_B_ON_2).plans[0]

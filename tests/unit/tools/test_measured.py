@@ -53,14 +53,15 @@ def test_an_h100(point):
     """TP 2, PP 2 and one card, with main gradients where the launcher keeps them, and moments in 8 bits."""
     plan = measured.expected(point)
     assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.01)
-    assert plan.milliseconds == pytest.approx(point.ms, rel=max(bar(point) - 0.01, 0.06))
+    assert point.ms is None or plan.milliseconds == pytest.approx(point.ms, rel=max(bar(point) - 0.01, 0.06))
 
 
 def test_the_planner_has_what_was_measured():
     """`python -m tools.benchmark.measured` writes it."""
     assert measured.FILE.read_text(encoding="utf-8") == measured.as_text(POINTS)
     rows = {(ran.gpu.title, ran.layout.pp, ran.layout.tp) for ran in all_that_ran()}
-    assert {("H100", 2, 1), ("H100", 1, 2), ("H200", 1, 1)} <= rows
+    assert {("H100", 2, 1), ("H200", 1, 2), ("H200", 1, 1)} <= rows
+    assert ("H100", 1, 2) not in rows, "its times are of code whose collectives ran by themselves"
 
 
 def test_there_are_points_of_each_kind():
