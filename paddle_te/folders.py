@@ -17,6 +17,9 @@ PADDLE_ADAPTER_WEIGHTS = ("lora_model_state*", "peft_model*")
 PEFT_ADAPTER_WEIGHTS = ("adapter_model*",)
 ALL_WEIGHTS = (*MODEL_WEIGHTS, *PADDLE_ADAPTER_WEIGHTS, *PEFT_ADAPTER_WEIGHTS)
 
+# In a folder that --merge_lora has written: of which base and adapter its weights are, when it is complete
+MERGED_FROM = ".merged_from"
+
 # In the folder of a run of pretraining: what its script writes
 OUTPUT = "output"
 

@@ -137,11 +137,15 @@ def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
 
     They are another run's, or of a course that is given up. Among this one's, "auto" would resume from them, and
     save_total_limit, which keeps the latest steps, remove this run's instead. A run that starts anew would write over
-    the weights of a finished model, so these follow. So does MERGED, which must not be there for another merge.
+    the weights of a finished model, so these follow. So does MERGED, which is of that model.
     resume_step: "auto", "none" or a number. Returns that folder, or None if there were none.
     """
-    if not (moved := displaced(output_dir, resume_step)):
-        return None
+    moved = displaced(output_dir, resume_step)
+    return move_aside(output_dir, moved) if moved else None
+
+
+def move_aside(output_dir: str | Path, moved: Sequence[Path]) -> Path:
+    """Move files and folders of an output_dir into a new folder of it, output_dir/earlier-N, and return that."""
     output_dir = Path(output_dir)
     kept = next(folder for n in count(1) if not (folder := output_dir / f"earlier-{n}").exists())
     kept.mkdir()

@@ -61,10 +61,16 @@ def _locked_folder(path: Path) -> Iterator[None]:
 def check_new(path: str | Path) -> None:
     """Raise CheckpointError unless `path` is free to become a new folder: not there, or empty and replaceable."""
     path = Path(path)
+    if path.is_dir() and any(path.iterdir()):
+        raise CheckpointError(f"{path}: not empty; the output must be a new or an empty folder")
+    check_place(path)
+
+
+def check_place(path: str | Path) -> None:
+    """Raise CheckpointError unless `path` can become a new folder, once what a folder there holds is gone."""
+    path = Path(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path}: is a file; the output must be a new folder")
-    if path.exists() and any(path.iterdir()):
-        raise CheckpointError(f"{path}: not empty; the output must be a new or an empty folder")
     if os.path.ismount(path):
         raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
     try:

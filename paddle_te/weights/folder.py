@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from paddle_te.configs import ModelConfig
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.configs.spec import spec_of
-from paddle_te.folders import is_adapter, of_run
+from paddle_te.folders import MERGED_FROM, is_adapter, of_run
 from paddle_te.weights import mxfp4, pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
@@ -147,7 +147,7 @@ def open_checkpoint(
     heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
     dims = _dims(sizes or _config_of_tensors(folder, heads[0], ranks, layout, tp), heads)
     weights = {file.name for rank in ranks.values() for file in rank.files}
-    weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
+    weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS, MERGED_FROM}
     others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
     companions = [name for name in others if COMPANIONS.fullmatch(name) and (folder / name).is_file()]
     left_out = [name for name in others if name not in companions]

@@ -9,6 +9,7 @@ import paddle
 import pytest
 from safetensors.numpy import load_file
 
+from paddle_te.folders import MERGED_FROM
 from paddle_te.hosts.paddlenlp.evaluation import evaluate
 from paddle_te.hosts.paddlenlp.training import finetune
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningTrainer
@@ -242,9 +243,34 @@ def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, c
     assert abs(losses["merged"] - losses["base"]) > 1e-3
 
 
+def test_a_run_that_is_started_again_leaves_what_it_has_merged(monkeypatch, place, tmp_path, caplog):
+    """As Slurm requeues it. A model of another adapter, or one that is not complete, is moved, and not lost."""
+    flags = dict(lora="true", merge_lora="true", max_steps=2, save_steps=1, lr_scheduler_type="constant")
+    flags |= dict(resume_from_checkpoint="auto")
+    run(monkeypatch, place, tmp_path, **flags)
+    merged = tmp_path / "merged"
+    before = {path: path.stat().st_mtime_ns for path in merged.iterdir()}
+    run(monkeypatch, place, tmp_path, **flags)
+    assert f"{merged} is there already: the model of {place / 'paddle'} with the adapter in" in caplog.text
+    assert before == {path: path.stat().st_mtime_ns for path in merged.iterdir()}
+
+    first = (merged / "model_state.pdparams").read_bytes()
+    run(monkeypatch, place, tmp_path, **flags | dict(max_steps=3))
+    assert f"{merged} was of other weights, or not complete, and was moved to {tmp_path / 'earlier-1'}" in caplog.text
+    second = (merged / "model_state.pdparams").read_bytes()
+    assert (tmp_path / "earlier-1/merged/model_state.pdparams").read_bytes() == first != second
+
+    for path in (merged / "tokenizer_config.json", merged / MERGED_FROM):  # killed before these were written
+        path.unlink()
+    run(monkeypatch, place, tmp_path, **flags | dict(max_steps=3))
+    assert (merged / "model_state.pdparams").read_bytes() == second
+    assert {path.name for path in merged.iterdir()} == {path.name for path in before}
+    assert (tmp_path / "earlier-2/merged").is_dir() and not (tmp_path / "earlier-3").exists()
+
+
 def hf_folders(folder, place, run):
     """The model and a run's merged one, in Hugging Face's layout."""
-    convert(folder / run / "merged", folder / "merged-hf", "te2hf", progress=False)
+    assert convert(folder / run / "merged", folder / "merged-hf", "te2hf", progress=False) == []
     return place / "hf", folder / "merged-hf"
 
 

@@ -9,10 +9,8 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 """
 
 import contextlib
-import logging
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from paddlenlp.trainer import set_seed
@@ -54,25 +52,17 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
     check_whole_step,
     count_real_tokens,
 )
+from paddle_te.hosts.paddlenlp.training.merging import check_mergeable, merge
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.job import Job
-from paddle_te.models.backend import check_backend, is_native
+from paddle_te.models.backend import check_backend
 from paddle_te.models.decoder import recipe_of
 from paddle_te.runs import screen
-from paddle_te.runs.checkpoints import MERGED, CheckpointNotSaved
-from paddle_te.runs.heartbeat import SAVING, Heartbeat
 from paddle_te.runs.identity import model_values
 from paddle_te.training.signals import ExitSignalCallback
-from paddle_te.weights import CheckpointError, convert
-from paddle_te.weights.contents import merge_command
-from paddle_te.weights.files import check_new
-from paddle_te.weights.folder import open_checkpoint
-from paddle_te.weights.verification import SIZE
-
-logger = logging.getLogger(__name__)
 
 
 def make_config(
@@ -207,45 +197,6 @@ def train_and_save(
     return True
 
 
-def merged_folder(training_args: HostArguments) -> Path:
-    return Path(training_args.output_dir, MERGED)
-
-
-def merge(trainer: FinetuningTrainer, model_args: FinetuneModelArguments, tokenizer: AnyTokenizer) -> None:
-    """Write the model with the adapter in its weights, in the layout of the run's layers. One process does.
-
-    It reads the base's files once more, tensor by tensor, so that neither fp8 nor a layout of ranks matters.
-    """
-    args = trainer.args
-    trainer._wait_for_all()  # until all have saved their part of the adapter
-    if args.process_index != 0:
-        return
-    base, folder = model_args.model_name_or_path, merged_folder(args)
-    adapter = args.output_dir if args.do_train else str(model_args.lora_path)
-    kind, wanted = open_checkpoint(base).layout.kind, "pd" if is_native(args) else "te"
-    beat = Heartbeat().beat
-    try:
-        convert(
-            base,
-            folder,
-            "reshard" if kind == wanted else f"{kind}2{wanted}",
-            lora_path=adapter,
-            dtype=args.model_dtype,
-            tensor_parallel_degree=1,
-            pipeline_parallel_degree=1,
-            verify_checkpoint=SIZE,  # loading has compared the rest
-            progress=False,
-            tell=logger.warning,
-            alive=lambda: beat(SAVING),
-        )
-        tokenizer.save_pretrained(str(folder))
-    except (CheckpointError, OSError) as error:
-        raise CheckpointNotSaved(
-            f"{error}. The adapter in {adapter} is whole: {merge_command(adapter, base)} merges it"
-        ) from error
-    logger.info(f"{folder} is complete: the model of {base} with the adapter in {adapter} in its weights")
-
-
 def _check_fits(checkpoint: str, task: Finetuning, config: Any, identity: Any) -> None:
     """Refuse a checkpoint of another model, adapter or data."""
     recipe = recipe_of(config) if task.model_args.fp8_base else None
@@ -290,7 +241,7 @@ def tune(kind: type[Finetuning]) -> None:
             _check_fits(checkpoint, task, config, identity)
         finished = is_finished(course, training_args)
         if model_args.merge_lora:
-            check_new(merged_folder(training_args))
+            check_mergeable(training_args)
         model = task.make_model(config)
 
     trainer = task.make_trainer(model, tokenizer, datasets)
@@ -309,7 +260,9 @@ def tune(kind: type[Finetuning]) -> None:
         if training_args.do_eval:
             trainer.log_metrics("eval", trainer.final_metrics())
     if model_args.merge_lora:
-        merge(trainer, model_args, tokenizer)
+        trainer._wait_for_all()  # until all have saved their part of the adapter
+        if training_args.process_index == 0:
+            merge(training_args, model_args, tokenizer)
 
 
 def main() -> None:
