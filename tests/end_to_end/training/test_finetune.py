@@ -1,6 +1,7 @@
 """run_finetune.py as a user runs it: every backend alike, LoRA, packing, resume, merging, errors."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -162,6 +163,18 @@ def test_a_finished_run_trains_nothing_and_leaves_the_same_model(monkeypatch, pl
     assert again.keys() == weights.keys()
     for key, value in weights.items():
         np.testing.assert_array_equal(again[key], value)
+
+
+def test_a_resumed_run_needs_room_for_what_it_saves_only(monkeypatch, place, tmp_path, caplog):
+    """From the last checkpoint on, that is the model, a third of weights with both of their moments."""
+    run(monkeypatch, place, tmp_path, max_steps=5)
+    shutil.copytree(tmp_path / "checkpoint-3", tmp_path / "more/checkpoint-3")
+    model = sum(w.nbytes for w in paddle.load(str(tmp_path / "model_state.pdparams"), return_numpy=True).values())
+    monkeypatch.setattr("paddle_te.runs.room.free_bytes", lambda folder: model)
+    assert run(monkeypatch, place, tmp_path, max_steps=5, resume_from_checkpoint="auto").keys() >= {4, 5}
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, place, tmp_path / "more", max_steps=6, resume_from_checkpoint="auto")
+    assert stop.value.code == 1 and "a node's part of a checkpoint takes about" in caplog.text
 
 
 def test_another_adapter_or_other_data_is_refused(monkeypatch, place, tmp_path, caplog):

@@ -120,10 +120,7 @@ class CheckpointingTrainer(Trainer):
 
     def check_output(self, last_step: int) -> None:
         """Raise CheckpointNotSaved on all ranks where one node has no room for what the run saves until `last_step`."""
-        args = self.args
-        checkpoints = args.save_strategy != IntervalStrategy.NO
-        if args.save_strategy == IntervalStrategy.STEPS and args.SCRIPT != PRETRAIN:
-            checkpoints = args.save_steps <= last_step
+        args, checkpoints = self.args, self._will_save(last_step)
         if not checkpoints and args.SCRIPT == PRETRAIN:
             return
         with_states = checkpoints and args.optim != "muon"  # whose states may be half of AdamW's
@@ -134,6 +131,13 @@ class CheckpointingTrainer(Trainer):
             check_room(rooms, "Make room, or choose another folder")
         except OSError as error:
             raise CheckpointNotSaved(f"--output_dir {args.output_dir}: {error}") from error
+
+    def _will_save(self, last_step: int) -> bool:
+        """Return whether the run saves a checkpoint behind the step that it goes on from, until `last_step`."""
+        args = self.args
+        if args.save_strategy == IntervalStrategy.STEPS and args.SCRIPT != PRETRAIN:  # which saves its last step, too
+            return last_step // args.save_steps > self.course.first // args.save_steps
+        return args.save_strategy != IntervalStrategy.NO
 
     def _checkpoint_bytes(self) -> int:
         """Return about what this rank writes at most: weights, states, names, scales, RNG states, the tokenizer."""
