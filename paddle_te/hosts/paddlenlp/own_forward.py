@@ -75,12 +75,9 @@ class OwnForward(HostClass):
         position_ids and attn_mask_startend_row_indices: as TEDecoderLayer's. What may be True or False is the
         configuration's if None. Raises ValueError for a cache under sequence parallelism.
         """
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
-        output_hidden_states = (
-            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        )
-        return_dict = self.config.use_return_dict if return_dict is None else return_dict
+        use_cache = self._or_configured(use_cache, "use_cache")
+        output_attentions = self._or_configured(output_attentions, "output_attentions")
+        output_hidden_states = self._or_configured(output_hidden_states, "output_hidden_states")
         if self.config.sequence_parallel and use_cache:
             raise ValueError("sequence parallelism has no key-value cache: leave one of the two out")
         shape = given(input_ids, inputs_embeds).shape[:2]
@@ -96,9 +93,7 @@ class OwnForward(HostClass):
             if output_hidden_states:
                 states.append(hidden)
             cache, caches[number] = caches[number], None  # a layer's cache is let go of when there is a longer one
-            again = self._is_recomputed(number, layer) and not hidden.stop_gradient
-            of_layer = dict(past_key_value=cache, use_cache=use_cache, **of_layers)
-            hidden = recompute(layer, hidden, **of_layer) if again else layer(hidden, **of_layer)
+            hidden = self._through(number, layer, hidden, past_key_value=cache, use_cache=use_cache, **of_layers)
             if use_cache:
                 hidden, present = hidden
                 presents.append(present)
@@ -108,7 +103,16 @@ class OwnForward(HostClass):
             past_key_values=tuple(presents) if use_cache else None,
             hidden_states=(*states, hidden) if output_hidden_states else None,
         )
-        return output if return_dict else output.to_tuple()
+        return output if self._or_configured(return_dict, "use_return_dict") else output.to_tuple()
+
+    def _or_configured(self, given: bool | None, name: str) -> bool:
+        """Return what the forward is called with; the configuration's value if None."""
+        return getattr(self.config, name) if given is None else given
+
+    def _through(self, number: int, layer: Any, hidden: Tensor, **settings: Any) -> Any:
+        """Return what the layer of that number makes of hidden; backward computes it again where recompute asks."""
+        again = self._is_recomputed(number, layer) and not hidden.stop_gradient
+        return recompute(layer, hidden, **settings) if again else layer(hidden, **settings)
 
     def _is_recomputed(self, number: int, layer: Any) -> bool:
         """Return whether backward computes the whole layer of that number again."""

@@ -88,20 +88,22 @@ def create_pretrained_dataset(
 
     if data_args.mock_data:
         return _mock_datasets(num_samples, data_args.max_seq_length, vocab_size, data_seed(training_args))
+    return _causal_datasets(data_args, training_args, num_samples, vocab_size)
 
-    data = find_data(data_args)
+
+def _causal_datasets(
+    data_args: DataArguments, training_args: HostArguments, num_samples: Sequence[int], vocab_size: int | None
+) -> Datasets:
+    """Return PaddleNLP's datasets, when the data are checked and the orders of their samples lie in files."""
+    data, orders = find_data(data_args), []
     counts = [max(count, 1) for count in num_samples]  # PaddleNLP cannot blend nothing
-    orders, length, seed = [], data_args.max_seq_length, data_seed(training_args)
+    length, seed = data_args.max_seq_length, data_seed(training_args)
     if training_args.should_load_dataset:
         _check_index_builder()
         _check_splits(corpus.prefixes_of(data), data_args, training_args, vocab_size)
         data = _where_orders_lie(data, data_args, training_args)
         orders = index_cache.orders_of(causal_dataset, data, counts, length, seed, data_args.split)
-    if _makes_orders(data_args):
-        index_cache.provide(causal_dataset, orders, data_args.share_folder)
-    if dist.get_world_size() > 1:
-        dist.barrier()
-    index_cache.await_orders(orders)
+    _provide_orders(orders, data_args)
     return causal_dataset.build_train_valid_test_datasets(
         data_prefix=data,
         data_impl="mmap",
@@ -246,6 +248,15 @@ def _check_index_builder() -> None:
         raise ValueError(
             f"PaddleNLP builds its indices with fast_dataindex: pip install fast_dataindex ({error})"
         ) from error
+
+
+def _provide_orders(orders: list[index_cache.Order], data_args: DataArguments) -> None:
+    """Make the orders' files on the rank that does, and await them on all."""
+    if _makes_orders(data_args):
+        index_cache.provide(causal_dataset, orders, data_args.share_folder)
+    if dist.get_world_size() > 1:
+        dist.barrier()
+    index_cache.await_orders(orders)
 
 
 def _makes_orders(data_args: DataArguments) -> bool:
