@@ -11,12 +11,13 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 import contextlib
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from paddlenlp.trainer import set_seed
 
 from paddle_te.configs.rope import longest_sequence
 from paddle_te.data.chat_template import ChatTemplate
+from paddle_te.data.course import Course
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import AnyTokenizer
 from paddle_te.fp8 import stored_scaling
@@ -179,18 +180,29 @@ class Finetuning:
         return 0
 
 
-def train_and_save(
-    trainer: FinetuningTrainer, checkpoint: str | None, finished: bool, exit_signal: ExitSignalCallback
-) -> bool:
+class Start(NamedTuple):
+    """Where a run begins, or goes on.
+
+    checkpoint: its folder; None from scratch. course, identity: the steps and what the manifest says of the data; None
+    where nothing is trained. finished: whether no step is left.
+    """
+
+    checkpoint: str | None
+    course: Course | None
+    identity: dict[str, object] | None
+    finished: bool
+
+
+def train_and_save(trainer: FinetuningTrainer, start: Start, exit_signal: ExitSignalCallback) -> bool:
     """Train what is left of the run and save the fine-tuned model.
 
     Returns: False where a signal has stopped the run before its last step: the model is not saved, the run is to be
     resumed.
     """
-    if checkpoint and finished:
-        trainer.load_weights(final_weights(checkpoint, trainer.args))
+    if start.checkpoint and start.finished:
+        trainer.load_weights(final_weights(start.checkpoint, trainer.args))
     else:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=start.checkpoint)
     if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
         return False
     trainer.save_model(merge_tensor_parallel=trainer.args.tensor_parallel_degree > 1)
@@ -215,6 +227,44 @@ def _find_start(task: Finetuning) -> str | None:
     return checkpoint
 
 
+def _checked_start(
+    checkpoint: str | None, task: Finetuning, config: HostConfig, train: Any, template: ChatTemplate | None
+) -> Start:
+    """Return the Start from a checkpoint. Refuse one of another model, adapter or data."""
+    course = make_course(len(train), checkpoint, task.training_args) if train else None
+    identity = task.data_identity(template) if train else None
+    if checkpoint:
+        _check_fits(checkpoint, task, config, identity)
+    return Start(checkpoint, course, identity, is_finished(course, task.training_args))
+
+
+def _make_trainer(
+    task: Finetuning, model: HostModel, tokenizer: AnyTokenizer, datasets: Datasets, start: Start
+) -> FinetuningTrainer:
+    """Return the task's Trainer, which knows its course and its data's identity."""
+    trainer, args = task.make_trainer(model, tokenizer, datasets), task.training_args
+    screen.keep_details(args.output_dir, args.process_index)
+    trainer.data_identity = start.identity
+    if start.course:
+        trainer.course = start.course
+    return trainer
+
+
+def _train_and_evaluate(
+    task: Finetuning, trainer: FinetuningTrainer, datasets: Datasets, start: Start, exit_signal: ExitSignalCallback
+) -> bool:
+    """Do what the flags ask for. Return False where a signal has stopped training, so that nothing may follow."""
+    task.prepare(trainer, datasets)
+    if task.training_args.do_train:
+        lora, tokens = task.model_args.lora, task.tokens(datasets[0])
+        count_real_tokens(trainer, trainer.model.config, tokens, lora, task.forwards())
+        if not train_and_save(trainer, start, exit_signal):
+            return False
+    if task.training_args.do_eval:
+        trainer.log_metrics("eval", trainer.final_metrics())
+    return True
+
+
 def _mask_scope(data_args: HostArguments) -> AbstractContextManager[None]:
     """Return the scope of training: right padding needs no mask, and packed samples bring one where they need it."""
     return contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
@@ -225,41 +275,27 @@ def tune(kind: type[Finetuning]) -> None:
     exit_signal = ExitSignalCallback()
     with refusing_wrong_input():
         task = kind(*parse_arguments(*kind.CLASSES))
-        model_args, data_args, training_args = task.model_args, task.data_args, task.training_args
+        model_args, training_args = task.model_args, task.training_args
         checkpoint = _find_start(task)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer)
-        template = chat_template(data_args, tokenizer, model_args.tokenizer)
-        train, *_ = datasets = task.datasets(tokenizer, template)
+        template = chat_template(task.data_args, tokenizer, model_args.tokenizer)
+        datasets = task.datasets(tokenizer, template)
         if training_args.do_train:
-            check_whole_step(len(train), training_args)
+            check_whole_step(len(datasets[0]), training_args)
         config = task.make_config(datasets)
         check_freeze(config, training_args)
-        course = make_course(len(train), checkpoint, training_args) if train else None
-        identity = task.data_identity(template) if train else None
-        if checkpoint:
-            _check_fits(checkpoint, task, config, identity)
-        finished = is_finished(course, training_args)
+        start = _checked_start(checkpoint, task, config, datasets[0], template)
         if model_args.merge_lora:
             check_mergeable(training_args)
         model = task.make_model(config)
 
-    trainer = task.make_trainer(model, tokenizer, datasets)
-    screen.keep_details(training_args.output_dir, training_args.process_index)
-    trainer.data_identity = identity
-    if course:
-        trainer.course = course
+    trainer = _make_trainer(task, model, tokenizer, datasets, start)
     install_callbacks(trainer, exit_signal)
     advice = advised(config, training_args, model_args.model_name_or_path, model if model_args.lora else None)
-    with _mask_scope(data_args), advice:
-        task.prepare(trainer, datasets)
-        if training_args.do_train:
-            count_real_tokens(trainer, model.config, task.tokens(train), model_args.lora, task.forwards())
-            if not train_and_save(trainer, checkpoint, finished, exit_signal):
-                return  # what follows is of the finished model
-        if training_args.do_eval:
-            trainer.log_metrics("eval", trainer.final_metrics())
-    if model_args.merge_lora:
+    with _mask_scope(task.data_args), advice:
+        ended = _train_and_evaluate(task, trainer, datasets, start, exit_signal)
+    if ended and model_args.merge_lora:
         trainer._wait_for_all()  # until all have saved their part of the adapter
         if training_args.process_index == 0:
             merge(training_args, model_args, tokenizer)
