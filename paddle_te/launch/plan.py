@@ -46,7 +46,6 @@ class Plan:
     env: dict[str, str]  # added to the environment
     unset: list[str]  # taken from it
     script: str
-    processes: int  # of the training script, on this node
     logs: Path
     folder: Path  # of all that it writes
     output: Path  # of checkpoints
@@ -55,6 +54,11 @@ class Plan:
     layout: Job | None = None  # the planner's, of a job that it knows: PaddleNLP's with te in 16 bits
     folders: list[Path] = field(default_factory=list)  # to make before the start
     files: dict[Path, str | Path] = field(default_factory=dict)  # to write: a text, or the file to link to
+
+    @property
+    def processes(self) -> int:
+        """Those of the training script, on this node: one for each device."""
+        return len(self.devices.ids)
 
     def shell(self) -> str:
         """Return the command as a line for a shell."""
@@ -138,7 +142,6 @@ def plan_for(job: JobModule, args: argparse.Namespace, environ: Mapping[str, str
         env=env,
         unset=unset,
         script=program.script,
-        processes=len(machines.devices.ids),
         logs=logs,
         folder=folder,
         output=output,
