@@ -20,19 +20,23 @@
 # recipes, head is delayed scaling with the head in fp8, too, and all with head and attention), SPLIT (as --split) and
 # SEEDS (of seeds, by default "42 43 44 45") may be set. The weights that base begins with are those of START_STEPS (300) steps of
 # pretraining on the same text.
-# With AT_ONCE=1 all runs of precisions, recipes, states, stored and base, and the two of each seed, share the GPU at the
-# same time, if its memory suffices:
+# With AT_ONCE=1 all runs of precisions, recipes, states, stored and base, and the two of each seed, run at the same time:
+# on the GPUs in CUDA_VISIBLE_DEVICES in turn, which they share where there are fewer, if the memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
-# CUDA_VISIBLE_DEVICES chooses the GPUs.
+# CUDA_VISIBLE_DEVICES chooses the GPUs. With HELD_OUT=PREFIX precisions and recipes also leave NAME.held-out.json: the
+# loss of PREFIX.bin and .idx after the last step, computed in bf16.
 set -euo pipefail
-usage() { sed -n '2,26s/^# \?//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,27s/^# \?//p' "$0" >&2; exit 2; }
 [ $# = 3 ] && [[ $1 =~ ^(precisions|recipes|layouts|states|stored|base|seeds)$ ]] || usage
 default_steps=500
 [ "$1" != base ] || default_steps=150
-kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
+kind=$1 data=$(realpath "$2") output=$(realpath -m "$3") held_out=""
+if [ -n "${HELD_OUT:-}" ] && [[ $1 =~ ^(precisions|recipes)$ ]]; then held_out=$(realpath -m "$HELD_OUT"); fi
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-gpus=${CUDA_VISIBLE_DEVICES:-0,1} steps=${STEPS:-$default_steps} sequence=${SEQ:-1024} batch=${BATCH:-16} work=$(mktemp -d)
+gpus=${CUDA_VISIBLE_DEVICES:-0,1}
+IFS=, read -ra cards <<<"${CUDA_VISIBLE_DEVICES:-0}" # of runs on one GPU
+steps=${STEPS:-$default_steps} sequence=${SEQ:-1024} batch=${BATCH:-16} work=$(mktemp -d)
 trap 'wait; rm -rf "$work"' EXIT
 mkdir -p "$output"
 
@@ -44,31 +48,50 @@ pretraining=(--model_name_or_path "${MODEL:-llama-125m}" --input_dir "$data" --m
   --min_learning_rate 2e-5 --split "${SPLIT:-949,50,1}")
 one_step=(--max_steps 1 --save_steps 1 --per_device_train_batch_size "$batch")
 all_steps=(--max_steps "$steps" --save_strategy no)
+[ -z "$held_out" ] || all_steps=(--max_steps "$steps" --save_steps "$steps")
 te=(--transformer_engine_backend "${BACKEND:-transformer_engine}") none=(--transformer_engine_backend none)
 less_kept=(--activation_func_fp8_input_store true --recompute_modules layernorm mlp_act)
 read -ra flags <<<"${FLAGS:-}"
 
-# run NAME "LAUNCHER" SCRIPT FLAG...: in the background of its caller; a failure shows the last lines of every log.
-run() {
-  local name=$1 launcher=$2 script=$3 folder="$work/$1"
-  shift 3
-  mkdir -p "$folder"
-  # shellcheck disable=SC2086  # a list of words
-  if ! python3 $launcher "llm/llama/$script" "${common[@]}" "${flags[@]}" --output_dir "$folder" "$@" \
-    >"$folder/log" 2>&1; then
+# logged NAME COMMAND ...: with its output in the run's log; a failure shows the last lines of every log.
+logged() {
+  local name=$1
+  shift
+  if ! "$@" >>"$work/$name/log" 2>&1; then
     echo "error: $name failed" >&2
-    tail -n 20 "$folder/log" "$work/$name".ranks/workerlog.* >&2 2>/dev/null
+    tail -n 20 "$work/$name/log" "$work/$name".ranks/workerlog.* >&2 2>/dev/null
     return 1
   fi
+}
+
+# run NAME "LAUNCHER" SCRIPT FLAG...: in the background of its caller.
+run() {
+  local name=$1 launcher=$2 script=$3
+  shift 3
+  mkdir -p "$work/$name"
+  # shellcheck disable=SC2086  # a list of words
+  logged "$name" python3 $launcher "llm/llama/$script" "${common[@]}" "${flags[@]}" --output_dir "$work/$name" "$@"
   echo "$name: done after $SECONDS s"
 }
-train() { run "$1" "$2" run_pretrain.py "${pretraining[@]}" --data_cache "$work/$1" "${@:3}"; }
+train() {
+  run "$1" "$2" run_pretrain.py "${pretraining[@]}" --data_cache "$work/$1" "${@:3}"
+  local last="$work/$1/checkpoint-$steps" backend=${te[1]}
+  [ -n "$held_out" ] && [ -e "$last" ] || return 0
+  [ "$1" != none ] || backend=none
+  logged "$1" python3 llm/llama/run_eval.py --model_name_or_path "$last" --tokenizer_name_or_path "$data/tokenizer" \
+    --dtype bfloat16 --transformer_engine_backend "$backend" --device nvgpu --perplexity "$held_out" \
+    --max_seq_length "$sequence" --batch_size "$batch" --output_file "$output/$1.held-out.json"
+}
 ranks() { echo "-m paddle.distributed.launch --devices 0,1 --log_dir $work/$1.ranks"; }
 
 jobs=()
 # one_of_several COMMAND ...: with AT_ONCE=1 in the background, else until it is done. finish_runs waits for those in the
 # background, and fails if one of them did.
-one_of_several() { "$@" & jobs+=($!); [ "${AT_ONCE:-0}" = 1 ] || finish_runs; }
+one_of_several() {
+  CUDA_VISIBLE_DEVICES=${cards[${#jobs[@]} % ${#cards[@]}]} "$@" &
+  jobs+=($!)
+  [ "${AT_ONCE:-0}" = 1 ] || finish_runs
+}
 finish_runs() {
   local job failed=0
   for job in "${jobs[@]}"; do wait "$job" || failed=1; done
