@@ -156,8 +156,10 @@ def test_a_finished_run_trains_nothing_and_leaves_the_same_model(monkeypatch, pl
     (name,) = (path.name for path in tmp_path.glob("*model_state.pdparams"))
     weights = paddle.load(str(tmp_path / name), return_numpy=True)
     (tmp_path / name).unlink()
-    run(monkeypatch, place, tmp_path, resume_from_checkpoint="auto", **flags)
+    run(monkeypatch, place, tmp_path, resume_from_checkpoint="auto", do_eval="true", **flags)
     assert "the run is finished with --" in caplog.text
+    last = max(int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*"))
+    assert f"evaluation after step {last}: " in caplog.text
     assert before == {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("checkpoint-*/*"))}
     again = paddle.load(str(tmp_path / name), return_numpy=True)
     assert again.keys() == weights.keys()

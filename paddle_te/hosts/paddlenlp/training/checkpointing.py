@@ -29,7 +29,7 @@ from paddle_te.hosts.paddlenlp.loading import layout_of, stage_layer_names
 from paddle_te.hosts.paddlenlp.lora import read_lora
 from paddle_te.hosts.paddlenlp.training.health import Watch
 from paddle_te.hosts.paddlenlp.training.resharding import Share
-from paddle_te.hosts.paddlenlp.training.resuming import compared_before
+from paddle_te.hosts.paddlenlp.training.resuming import compared_before, final_weights
 from paddle_te.job import PRETRAIN
 from paddle_te.manifest import FileRecord, Manifest, file_names, mark_complete, records, share
 from paddle_te.models.in_16_bits import compute_in_16_bits
@@ -53,6 +53,7 @@ from paddle_te.training import fp8_state
 from paddle_te.training.fp8_state import scaled_recipe
 from paddle_te.training.fp8_statistics import IN_16_BITS
 from paddle_te.weights import CheckpointError
+from paddle_te.weights.contents import read_state
 from paddle_te.weights.dims import Dims
 
 logger = logging.getLogger(__name__)
@@ -297,6 +298,11 @@ class CheckpointingTrainer(Trainer):
             read_lora(self.model, checkpoint)
         else:
             super()._load_from_peft_checkpoint(checkpoint)
+
+    def load_finished(self, checkpoint: str) -> None:
+        """Load the weights with which the run ended, and its last step, of a checkpoint with which it is finished."""
+        self.load_weights(final_weights(checkpoint, self.args))
+        self.state.global_step = read_state(checkpoint).global_step  # which evaluation names
 
     def load_weights(self, checkpoint: str) -> None:
         """Load the weights of a checkpoint from which nothing is trained any more, on all ranks."""

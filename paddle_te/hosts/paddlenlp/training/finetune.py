@@ -56,7 +56,7 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
 from paddle_te.hosts.paddlenlp.training.merging import check_mergeable, merge
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
-from paddle_te.hosts.paddlenlp.training.resuming import check_fits, final_weights, is_finished
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.job import Job
 from paddle_te.models.backend import check_backend
@@ -200,7 +200,7 @@ def train_and_save(trainer: FinetuningTrainer, start: Start, exit_signal: ExitSi
     resumed.
     """
     if start.checkpoint and start.finished:
-        trainer.load_weights(final_weights(start.checkpoint, trainer.args))
+        trainer.load_finished(start.checkpoint)
     else:
         trainer.train(resume_from_checkpoint=start.checkpoint)
     if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:

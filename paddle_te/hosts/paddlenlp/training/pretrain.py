@@ -47,7 +47,7 @@ from paddle_te.hosts.paddlenlp.training.datasets import (
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import Collate, make_collator
-from paddle_te.hosts.paddlenlp.training.resuming import check_fits, final_weights, is_finished
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.models.backend import is_native, ops_of
@@ -227,7 +227,7 @@ def pretrain() -> None:
     install_callbacks(trainer, exit_signal)
     with mask_scope(data_args), advised(config, training_args, model_args.model_name_or_path):
         if checkpoint and finished:
-            trainer.load_weights(final_weights(checkpoint, trainer.args))
+            trainer.load_finished(checkpoint)
         elif training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
         if training_args.do_predict and not exit_signal.stopping:
