@@ -342,6 +342,8 @@ class CheckpointingTrainer(Trainer):
         self.in_16_bits[:] = (saved and saved.run.get(IN_16_BITS)) or []
         compute_in_16_bits(self.model, self.in_16_bits)
         if goes_on:
+            # as the schedule is now: the checkpoint's rate is of a run with other --max_steps or --learning_rate
+            self.lr_scheduler.last_lr = self.lr_scheduler.get_lr()
             self._load_rng_state(goes_on)  # PaddleNLP leaves it out at the beginning of an epoch
         if checkpoint:
             seconds = self._loading_seconds + time.perf_counter() - start

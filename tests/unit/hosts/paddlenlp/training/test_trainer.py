@@ -44,6 +44,16 @@ def test_the_logged_rate_is_that_of_the_step(monkeypatch, tmp_path, logged):
     assert [line["learning_rate"] for line in logged if "loss" in line] == pytest.approx(wanted)
 
 
+def test_the_first_rate_of_a_longer_run_is_its_schedules(monkeypatch, tmp_path):
+    """The checkpoint of a run of two steps holds the rate of its last step, which is the schedule's least."""
+    flags = dict(lr_scheduler_type="cosine", warmup_steps=0, save_steps=2)
+    run(monkeypatch, tmp_path / "longer", max_steps=2, **flags)
+    run(monkeypatch, tmp_path / "longer", max_steps=4, resume_from_checkpoint="auto", **flags)
+    run(monkeypatch, tmp_path / "whole", max_steps=4, **flags)
+    longer, whole = ([line["lr"] for line in log_of(tmp_path / name)] for name in ("longer", "whole"))
+    assert longer[2:] == whole[2:] and longer[1] < whole[1]
+
+
 def test_the_last_steps_are_logged_and_saved(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, max_steps=5, save_steps=3, logging_steps=2)
     assert [line["step"] for line in log_of(tmp_path)] == [2, 4, 5]
