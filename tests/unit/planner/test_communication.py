@@ -110,9 +110,10 @@ def test_what_each_micro_batch_communicates():
     ],
 )
 def test_tensor_parallel(settings, beside):
-    """6 all-gathers and 4 reduce-scatters of 2 MB over 2 ranks, 1 MB / 100 GB/s each, of which 4 are half hidden. GEMMs
-    of a rank's own rows that take long enough hide those which they run beside, the others wait. In fp8 with scales
-    that are known before half as much is gathered."""
+    """6 all-gathers and 4 reduce-scatters of 2 MB over 2 ranks, 1 MB / 100 GB/s each, of which 4 are half hidden.
+
+    Slow GEMMs of a rank's own rows hide those that run beside them, fast ones hide nothing. Delayed scaling gathers
+    half as much."""
     gathered = 0.5 if settings == dict(precision="fp8") else 1
     all_of_them, during_gemms = 6 * gathered + 4, 2 * gathered + 2
     slow = replace(ROUND, tp_overlap=0.5, gemm_bf16=1e-3, gemm_fp8=1e-3)
