@@ -100,6 +100,8 @@ def _start(patch: pytest.MonkeyPatch, module: Any, line: list[Any]) -> None:
 def pretraining_words(place: Path, output: str = "out", **flags: Any) -> list[Any]:
     where = dict(model_name_or_path=place / "paddle", input_dir=place / "data", output_dir=place / output)
     numbers = dict(tokenizer_name_or_path="none", max_seq_length=LENGTH, split="8,1,1", seed=7)
+    # one rate, whatever --max_steps: a run that resumes from an older checkpoint ends with the same numbers
+    numbers |= dict(min_learning_rate=TRAINING["learning_rate"])
     return words(TRAINING | where | numbers | dict(resume_from_checkpoint="auto") | flags)
 
 
