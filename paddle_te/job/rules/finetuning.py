@@ -100,6 +100,14 @@ RULES = (
         host=PADDLENLP,
     ),
     Rule(
+        lambda job: job.lora and job.stage == 3,
+        "{sharding} with {lora}: Paddle leaves weights that are not trained whole on every rank after their first "
+        "backward",
+        "use stage1 or stage2, or divide them with {tensor_parallel_degree:name}",
+        f"x2 {LORA} --sharding stage3",
+        f"x2 {LORA} --sharding stage2",
+    ),
+    Rule(
         lambda job: job.merge_lora and not (job.do_train or job.lora_path),
         "{merge_lora:name} without {do_train:name}: there is no adapter",
         "give it with {lora_path:name}",

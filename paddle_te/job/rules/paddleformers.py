@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.job.record import Job
-from paddle_te.job.rules.rule import FP8, HALF, PD, TE, TUNED, Rule, shards
+from paddle_te.job.rules.rule import FP8, HALF, PD, TE, Rule, shards
 from paddle_te.options.layers import LAYERS
 
 
@@ -48,14 +48,6 @@ LAYOUT_RULES = (
         "leave {sharding_parallel_degree:name} out, or use stage1",
         f"paddleformers x4 {_MAIN} --sharding stage2 --sharding_parallel_degree 2",
         f"paddleformers x4 {_MAIN} --sharding stage2 --sharding_parallel_degree 4",
-        host=PADDLEFORMERS,
-    ),
-    Rule(
-        lambda job: shards(job, 3) and job.lora,
-        "{sharding}: PaddleFormers cannot save a LoRA adapter of stage 3",
-        "use stage1 or stage2",
-        f"paddleformers x2 {TUNED} {_MAIN} --lora true {_SHARED_OUT} stage3",
-        f"paddleformers x2 {TUNED} {_MAIN} --lora true {_SHARED_OUT} stage2",
         host=PADDLEFORMERS,
     ),
     Rule(
