@@ -141,10 +141,11 @@ class SecondModel:
             return score(self.model, batches)
 
     def take_weights(self, model: HostModel) -> None:
-        """Take the weights of a model with the same layers."""
+        """Take the weights of a model with the same layers, and its buffers: routers keep the bias of experts there."""
+        mine, theirs = ([*each.parameters(), *each.buffers()] for each in (self.model, model))
         with paddle.no_grad():
-            for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-                paddle.assign(theirs, mine)
+            for own, other in zip(mine, theirs, strict=True):
+                paddle.assign(other, own)
 
 
 def precompute(
