@@ -17,9 +17,11 @@ if __name__ == "__main__":
 
     from paddle_te.hosts.paddlenlp.training import dpo, finetune
     from tests import emulated_te
+    from tests.multiprocess.distributed.buckets import several_buckets
 
     paddle.set_device("nvgpu")
     emulated_te.install()
+    several_buckets()
     script, *words = sys.argv
     job = dpo if words[0] == "dpo" else finetune
     words = words[job is dpo :]

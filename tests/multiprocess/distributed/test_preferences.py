@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.multiprocess.distributed.test_finetune import EMULATED_TE, FP8, start
+from paddle_te.options.launcher import OVERLAPS
+from tests.multiprocess.distributed.test_finetune import EMULATED_TE, FP8, HALF, start
 from tests.pretraining import words
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
@@ -124,3 +125,16 @@ def test_a_base_in_fp8_only_has_its_weights_on_each_stage(place, tmp_path, warm_
     losses("start", 1, max_steps=1)
     both = [losses(f"on-{pp}", pp, lora_path=tmp_path / "start", pipeline_parallel_degree=pp) for pp in (1, 2)]
     assert both[0] == both[1] and abs(both[0][0] - np.log(2)) > 0.02  # the adapter does something at once
+
+
+def test_the_reference_takes_weights_that_are_still_divided(place, tmp_path, warm_host):
+    """With overlap the next forward would gather them. A reference that is renewed in each step rewards nothing."""
+    where = dict(model_name_or_path=place / "paddle", tokenizer_name_or_path=place / "tokenizer")
+    flags = COMMON | HALF | BATCH | where | dict(dataset_name_or_path=place / "data", output_dir=tmp_path)
+    flags |= dict(transformer_engine_backend="paddle", learning_rate=5e-3, max_steps=4, logging_steps=2)
+    flags |= dict(sharding="stage1", sharding_parallel_degree=2, sharding_parallel_config=OVERLAPS["stage1"])
+    start([EMULATED_TE, "dpo", *words(flags | dict(ref_model_update_steps=1))], tmp_path / "logs", 2, warm_host)
+    lines = [json.loads(line) for line in (tmp_path / "train_log.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == pytest.approx([np.log(2)] * 2, rel=1e-6)
+    assert [line["rewards/margins"] for line in lines] == [0, 0]
+    assert lines[0]["logps/chosen"] != lines[1]["logps/chosen"]

@@ -21,9 +21,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
-    DygraphShardingOptimizerV2,
-)
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
 from paddle_te import upstream
@@ -41,6 +38,7 @@ from paddle_te.options.fp8 import Fallback
 from paddle_te.training.experts import ExpertsCallback
 from paddle_te.training.fp8_statistics import FP8StatisticsCallback
 from tests import emulated_te
+from tests.multiprocess.distributed.buckets import several_buckets
 from tests.multiprocess.distributed.jobs import STEPS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -69,15 +67,6 @@ def slice_small_parameters():
 
     original = sharding.group_sharded_parallel
     sharding.group_sharded_parallel = lambda *args, **kwargs: original(*args, **kwargs, segment_size=256)
-
-
-def several_buckets():
-    """Stage 1 lays weights together in buckets of 256 MB, of which these models fill one: nothing would be gathered
-    while another one's layers compute."""
-    original = DygraphShardingOptimizerV2._build_comm_buffers
-    DygraphShardingOptimizerV2._build_comm_buffers = lambda self, steps, size, free=False: original(
-        self, steps, 2**14, free
-    )
 
 
 def several_pieces():

@@ -11,7 +11,7 @@ from paddle.distributed import fleet
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te import fp8
-from paddle_te.distributed import gather_objects, row_groups
+from paddle_te.distributed import gather_objects, gather_weights, row_groups
 from paddle_te.host import HostArguments, HostModel
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer
 from paddle_te.hosts.paddlenlp.training.preference_datasets import GOOD, LENGTHS, PRESENT
@@ -156,6 +156,7 @@ class PreferenceTrainer(FinetuningTrainer):
         step = self.state.global_step
         if self.update_steps and step and step_control == 0 and step % self.update_steps == 0:
             assert isinstance(self.reference, SecondModel)  # a rule of job.rules
+            gather_weights(self.optimizer)
             self.reference.take_weights(self.model)
         return super().training_step(model, inputs, step_control)
 
