@@ -127,6 +127,11 @@ class WithLoRA(GemmLayer):
         """Return {name of a part: its ADAPTER}."""
         return {name: layer for name, layer in self._sub_layers.items() if isinstance(layer, self.ADAPTER)}
 
+    @property
+    def uncalled(self) -> list[nn.Layer]:
+        """Return the sublayers whose weights forward hands to operations, as MultiHeadAttention's."""
+        return [*self.adapters.values()]
+
     def plain(self) -> bool:
         """Say whether the layer computes as one without LoRA."""
         return self.merged or self.disable_lora

@@ -9,11 +9,13 @@ nobody has asked for yet.
   goes through the buckets in the order of the layer's weights.
 - Weights that a layer reads from sublayers which it does not call, such as the norms of queries and keys, are awaited
   only where another weight in their bucket is. Here the layer names such sublayers, `uncalled`, and waits for them.
+- Weights that are not trained are in no bucket, and the hook ends in a KeyError. Here it passes over them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizerV2,
@@ -23,7 +25,10 @@ from paddle.distributed.fleet.utils.tensor_fusion_helper import FusedCommBuffer
 from paddle_te.upstream.replacement import Replacement, Replacements, Theirs
 
 PACKAGE, VERSION = "paddle", "3.3."
-SYMPTOM = "With OVERLAP in sharding stage 1 experts that several ranks have become NaN, and norms of q and k are old."
+SYMPTOM = (
+    "With OVERLAP in sharding stage 1 experts that several ranks have become NaN, norms of q and k are old, and a run "
+    "with --freeze or LoRA ends in a KeyError."
+)
 Status = FusedCommBuffer.Status
 
 
@@ -37,7 +42,8 @@ def _make_forward_hook(self: Theirs) -> Callable[[Theirs, Theirs], None]:
     """Do as Paddle's, in the order of the layer's weights."""
 
     def wait_for_weights(layer: Theirs, inputs: Theirs) -> None:
-        for bucket in dict.fromkeys(bucket for weight in _weights(layer) for bucket in self.param2bucket[weight.name]):
+        of_weights = [self.param2bucket.get(weight.name, ()) for weight in _weights(layer)]
+        for bucket in dict.fromkeys(chain.from_iterable(of_weights)):
             if bucket.status == Status.SHARDED:
                 self._try_start_bucket_param_sync([bucket])
             if bucket.status == Status.SYNCING:

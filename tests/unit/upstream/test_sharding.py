@@ -19,11 +19,14 @@ from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddle.distributed.fleet.utils.tensor_fusion_helper import FusedCommBuffer
+from paddlenlp.peft import LoRAConfig
 from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as split_params
 
 from paddle_te import device
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.loading import read_config
+from paddle_te.hosts.paddlenlp.lora import target_modules
+from paddle_te.models.lora import add_lora
 from paddle_te.upstream import (
     gathering_order,
     overwritten_main_grads,
@@ -36,6 +39,7 @@ from paddle_te.upstream import (
 )
 from paddle_te.upstream.stage2_storage import DeviceParamStorage
 from tests import model_cases
+from tests.unit.hosts.paddlenlp.native import draw_adapters
 
 
 def test_weights_of_stage_2_are_laid_out_where_they_are():
@@ -462,18 +466,43 @@ class Late:
         self.weight.set_value(self.value)
 
 
-@pytest.mark.parametrize("name", model_cases.MODELS)
-def test_each_weight_is_gathered_before_it_is_read(name, repair, tmp_path):
-    repair(gathering_order)
-    (tmp_path / "config.json").write_text(json.dumps(model_cases.config(name)))
-    config = read_config(tmp_path)
+def small_model(name, folder):
+    """A model of ours, and what gives its loss."""
+    (folder / "config.json").write_text(json.dumps(model_cases.config(name)))
+    config = read_config(folder)
     config.transformer_engine_backend = "paddle"
     model, tokens = model_class(config)(config), paddle.to_tensor(model_cases.tokens(37))
     model.train()
-    loss = model(tokens[:, :-1], labels=tokens[:, 1:])[0].item()
-    buckets = {weight.name: [Late(weight)] for weight in model.parameters()}
+    return model, lambda: model(tokens[:, :-1], labels=tokens[:, 1:])[0].item()
+
+
+def leave_to_gather(model):
+    """Let the next forward gather each weight that is trained, in a bucket of its own."""
+    buckets = {weight.name: [Late(weight)] for weight in model.parameters() if not weight.stop_gradient}
     optimizer, all_buckets = object.__new__(DygraphShardingOptimizerV2), [bucket for (bucket,) in buckets.values()]
     vars(optimizer).update(_layers=model, _comm_buffer_list=all_buckets, param2bucket=buckets)
     vars(optimizer).update(_all_gather_overlap_forward=True)
     optimizer._register_pre_forward_hooks()
-    assert model(tokens[:, :-1], labels=tokens[:, 1:])[0].item() == loss
+
+
+@pytest.mark.parametrize("name", model_cases.MODELS)
+def test_each_weight_is_gathered_before_it_is_read(name, repair, tmp_path):
+    repair(gathering_order)
+    model, loss = small_model(name, tmp_path)
+    before = loss()
+    leave_to_gather(model)
+    assert loss() == before
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_moe", "deepseek_v3"])
+def test_each_weight_of_an_adapter_is_gathered_before_it_is_read(name, repair, tmp_path):
+    """What the adapter stands beside is frozen, and in no bucket."""
+    repair(gathering_order)
+    model, loss = small_model(name, tmp_path)
+    for weight in model.parameters():
+        weight.stop_gradient = True
+    add_lora(model, LoRAConfig(target_modules=target_modules("all"), r=4, lora_alpha=8))
+    draw_adapters(model)
+    before = loss()
+    leave_to_gather(model)
+    assert loss() == before
