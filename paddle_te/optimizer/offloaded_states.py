@@ -278,11 +278,15 @@ class _State:
 
 
 class _Weight:
-    """A parameter with its [_State], and its [_Piece]s, which follow each other."""
+    """A parameter with its [_State], and its [_Piece]s, which follow each other.
+
+    shape: all its rows, those of several experts one after another, or a flat weight's elements.
+    """
 
     def __init__(self, param: Tensor, states: list[_State]) -> None:
         self.param, self.states = param, states
-        rows, *rest = param.shape
+        self.shape = [math.prod(param.shape[:-1]), param.shape[-1]] if len(param.shape) > 1 else param.shape
+        rows, *rest = self.shape
         cuts = [*range(0, rows, max(PIECE // math.prod(rest), 1)), rows]
         self.pieces = [_Piece(self, first, [last - first, *rest]) for first, last in pairwise(cuts)]
         for piece, following in pairwise(self.pieces):
@@ -297,8 +301,8 @@ class _Weight:
         last = piece.first + piece.shape[0]
         return replace(
             step,
-            param=step.param._slice(piece.first, last),
-            grad=step.grad._slice(piece.first, last),
+            param=runtime.view(step.param, self.shape)._slice(piece.first, last),
+            grad=runtime.view(step.grad, self.shape)._slice(piece.first, last),
             noise_first=step.noise_first + piece.first * math.prod(piece.shape[1:]),
             **changed | slot.states(piece),
         )

@@ -359,7 +359,7 @@ def compare_offload(seed):
     emulated_te.install()
     offloaded_states.LEAST, offloaded_states.PIECE, offloaded_states.OFFLOADED_AT_ONCE = 1024, 1024, 3 * 1024
     generator = np.random.default_rng(seed)
-    shapes = [(32, 512), (256,), (64, 256)]
+    shapes = [(32, 512), (256,), (4, 16, 256)]
     arrays, *grads = [[generator.standard_normal(shape).astype("float32") for shape in shapes] for _ in range(4)]
     grads = [[paddle.to_tensor(array).astype("bfloat16") for array in of_step] for of_step in grads]
     for moments, master_weights in product(MOMENTS, MASTER_WEIGHTS):

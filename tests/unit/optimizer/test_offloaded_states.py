@@ -11,7 +11,8 @@ from paddle_te.optimizer.offloaded_states import keep_on_host, spread
 from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS
 from tests import emulated_te
 
-SHAPES = [(40, 24), (24,), (700,), (3, 512), (9, 30)]  # in pieces of 256 elements, of rows or of a flat weight
+# In pieces of 256 elements, of rows or of a flat weight; experts' matrices are larger than a piece
+SHAPES = [(40, 24), (24,), (700,), (3, 512), (9, 30), (2, 30, 24)]
 STEPS = 4
 KINDS = [(moments, master) for moments in MOMENTS for master in MASTER_WEIGHTS]
 
@@ -82,6 +83,14 @@ def test_the_same_bits(seed, kept, monkeypatch):
     assert_equal_bits(train(seed, kept, 1.0), want)
     monkeypatch.setattr(emulated_te.CopyStream, "_add", lambda self, function, *given: function(*given))  # at once
     assert_equal_bits(train(seed, kept, 0.5), want)
+
+
+def test_the_device_has_pieces_of_rows(seed):
+    """A row of 512 elements is the largest, with two float32 moments: a slot has no whole matrix of an expert."""
+    parameters, optimizer = make(seed, KINDS[0], 1.0)
+    step(parameters, optimizer, seed)
+    sizes = [sum(memory.size for memory in slot.memories) for slot in optimizer.host_states._free]
+    assert sizes and max(sizes) == 2 * 4 * 512
 
 
 @pytest.mark.parametrize(
