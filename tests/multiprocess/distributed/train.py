@@ -13,6 +13,7 @@ repairs of "unrepaired". With EMULATED_TE=1 te computes with tests/emulated_te.p
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -21,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.fleet.utils import hybrid_parallel_util
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
+from paddlenlp.trainer.unified_checkpoint import utils as unified_utils
 
 from paddle_te import upstream
 from paddle_te.configs.spec import spec_of
@@ -61,12 +64,37 @@ COMMON = dict(
 )
 
 
-def slice_small_parameters():
-    """Stage 3 slices parameters of 2**20 elements or more: too many for these models, which it would leave whole."""
+def lower_limits():
+    """Let these models cross the sizes from which Paddle and PaddleNLP treat weights otherwise."""
+    share_small_weights()
+    several_buckets()
+    small_reductions()
+    large_tensors()
+
+
+def share_small_weights():
+    """Stage 2 reduces gradients one by one that a buffer of 2**23 elements has no room for, which has room for these
+    models'; stage 3 slices weights of more than 2**20 elements. Here proj stays whole, and larger weights do not."""
     from paddle.distributed import sharding
 
     original = sharding.group_sharded_parallel
-    sharding.group_sharded_parallel = lambda *args, **kwargs: original(*args, **kwargs, segment_size=256)
+    sharding.group_sharded_parallel = lambda *args, **kwargs: original(
+        *args, **kwargs, buffer_max_size=2**12, segment_size=2**12
+    )
+
+
+def small_reductions():
+    """Data parallel ranks reduce gradients in buckets of 25 MB during backward, or of 128 MB behind it."""
+    original = paddle.DataParallel.__init__
+    paddle.DataParallel.__init__ = functools.partialmethod(original, comm_buffer_size=0.02, last_comm_buffer_size=0.01)
+    hybrid_parallel_util.fused_allreduce_gradients_with_group.__defaults__ = 2**14, None
+
+
+def large_tensors():
+    """Tensor parallel ranks gather tensors of 5 GB or more for a unified checkpoint in pieces, and join them on the
+    host."""
+    original = unified_utils.dtype_byte_size
+    unified_utils.dtype_byte_size = lambda dtype: 2**24 * original(dtype)
 
 
 def several_pieces():
@@ -238,8 +266,7 @@ def main():
         emulated_te.install()
         # attention in fp8 takes heads of 16 there, and experts run on Hopper only
         emulated_te.Stream.capability = (9, 0) if os.environ["EMULATED_TE"] == "hopper" else (10, 0)
-    slice_small_parameters()
-    several_buckets()
+    lower_limits()
     several_pieces()
     cross_entropy.CHUNK_TOKENS = 24  # of a micro-batch's 64
     for variant in job["variants"]:
