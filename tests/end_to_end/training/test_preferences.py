@@ -11,6 +11,7 @@ import pytest
 
 from paddle_te.hosts.paddlenlp.training import dpo, kto
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
+from paddle_te.runs import rollback
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 
 COMMON = dict(
@@ -179,6 +180,16 @@ def test_the_reference_takes_the_trained_weights(monkeypatch, place, tmp_path):
             monkeypatch, place, tmp_path / "resumed", ref_model_update_steps=2, save_steps=2,
             resume_from_checkpoint=tmp_path / "moved/checkpoint-3",
         )  # fmt: skip
+
+
+def test_the_reference_takes_weights_behind_steps_that_are_left_out(monkeypatch, place, tmp_path):
+    """After a rollback to step 3 that leaves out step 4 the reference begins step 5 with the weights of step 3."""
+    monkeypatch.setattr(rollback, "read_rollbacks", lambda _: [rollback.Rollback(good=3, bad=4, reason="a test")])
+    flags = dict(learning_rate=5e-3, ref_model_update_steps=3)
+    run(monkeypatch, place, tmp_path / "whole", max_steps=3, **flags)
+    checkpoint = tmp_path / "whole/checkpoint-3"
+    lines, _ = run(monkeypatch, place, tmp_path / "resumed", resume_from_checkpoint=checkpoint, **flags)
+    assert lines[5]["loss"] == pytest.approx(np.log(2), rel=1e-4) and lines[6]["loss"] < np.log(2) - 1e-3
 
 
 def test_kto_learns_and_counts(monkeypatch, place, tmp_path):

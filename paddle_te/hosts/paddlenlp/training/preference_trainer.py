@@ -138,6 +138,7 @@ class PreferenceTrainer(FinetuningTrainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.loss, self.reference, self.update_steps = loss, reference, update_steps
+        self._renewals = 0  # of the reference that are due, as this process has made them
         self._sums = Sums()
         self._held: list[tuple[Inputs, Any]] = []  # a pipeline's micro-batches of the running step, with their weights
 
@@ -153,12 +154,17 @@ class PreferenceTrainer(FinetuningTrainer):
         """Do one micro-batch; before the first one of a step renew the reference, and end the step before."""
         if step_control == 0:
             self._share_scales()
-        step = self.state.global_step
-        if self.update_steps and step and step_control == 0 and step % self.update_steps == 0:
+            self._renew_reference()
+        return super().training_step(model, inputs, step_control)
+
+    def _renew_reference(self) -> None:
+        """Give the reference the trained weights where that is due: also behind steps whose batches are left out."""
+        due = self.state.global_step // self.update_steps if self.update_steps else 0
+        if due > self._renewals:
             assert isinstance(self.reference, SecondModel)  # a rule of job.rules
             gather_weights(self.optimizer)
             self.reference.take_weights(self.model)
-        return super().training_step(model, inputs, step_control)
+            self._renewals = due
 
     @staticmethod
     def _share_scales() -> None:
