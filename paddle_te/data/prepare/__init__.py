@@ -1,6 +1,6 @@
 """Turn JSON lines into the memory-mapped ``.bin``/``.idx`` pair that the hosts' causal datasets read.
 
-    paddle-te prepare-data --input_path openwebtext2/ --output_prefix data/openwebtext2 \
+    paddle-te prepare-data --input_path openwebtext2/ --output_prefix data/openwebtext2 \\
         --tokenizer_name facebook/llama-7b --workers 16
     paddle-te prepare-data --demo data/demo
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from paddle_te import host
 from paddle_te.data.prepare.demo import make_demo
-from paddle_te.data.prepare.reading import PrepareError
+from paddle_te.data.prepare.reading import SUFFIXES, PrepareError, find_others
 from paddle_te.data.prepare.writing import prepare
 from paddle_te.data.tokenizer import TokenizerError
 from paddle_te.options.option import PATH, SEQUENCES, TEXT
@@ -73,6 +73,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def _warn_of_others(inputs: Sequence[str]) -> None:
+    """Say which files in the folders are not read: a part of the corpus, such as C4's .json.gz, may be among them."""
+    if others := find_others(inputs):
+        names = f"{others[0]} is" if len(others) == 1 else f"{others[0]} and {len(others) - 1} more files are"
+        ends = ", ".join(SUFFIXES)
+        print(f"warning: {names} left out: a folder's {ends} are read, others by name", file=sys.stderr)
+
+
 @noise.kept_out()
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
@@ -85,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )  # fmt: skip
             prefix = Path(args.demo) / "corpus"
         else:
+            _warn_of_others(args.input_path)
             summary = prepare(
                 args.input_path, args.output_prefix, args.tokenizer_name, json_key=args.json_key,
                 append_eos=args.append_eos, workers=args.workers, skip_malformed=args.skip_malformed,

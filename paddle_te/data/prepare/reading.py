@@ -36,13 +36,25 @@ def find_inputs(paths: Iterable[str | Path]) -> list[Path]:
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
             if not inside:
-                raise PrepareError(f"no {', '.join(SUFFIXES)} file in the folder {path}")
+                raise PrepareError(f"no {', '.join(SUFFIXES)} file in the folder {path}; name files that end otherwise")
             found += inside
         elif path.is_file():
             found.append(path)
         else:
             raise PrepareError(f"input {path} does not exist: give files or folders of JSON lines to --input_path")
     return found
+
+
+def find_others(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the files that `find_inputs` leaves in folders for their names, hidden ones and corpora aside."""
+    known = (*SUFFIXES, ".bin", ".idx")
+    return [file for folder in map(Path, paths) for file in _files_in(folder) if not file.name.endswith(known)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return what is not hidden in a folder, searched recursively; nothing where it is none."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def import_zstandard(path: Path) -> ModuleType:

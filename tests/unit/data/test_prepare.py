@@ -213,6 +213,24 @@ def test_input_missing_or_empty(tmp_path, tokenizer):
     assert not list(tmp_path.glob("*corpus*"))
 
 
+def test_files_of_other_names_in_a_folder_are_named(tmp_path, tokenizer, capsys):
+    """A folder may hold JSON lines as .json.gz, as C4 does: they are not left out in silence."""
+    tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
+    folder = tmp_path / "texts"
+    (folder / ".git").mkdir(parents=True)
+    for name in ("a.jsonl", "b.json", "c.bin", ".git/config"):
+        (folder / name).write_bytes(json_lines(["a text"]))
+    to = ["--output_prefix", str(tmp_path / "corpus"), "--tokenizer_name", str(tmp_path / "tokenizer"), "--overwrite"]
+
+    assert main(["--input_path", str(folder), *to]) == 0
+    out, err = capsys.readouterr()
+    assert " 1 documents" in out and f"warning: {folder / 'b.json'} is left out" in err
+
+    assert main(["--input_path", str(folder / "a.jsonl"), str(folder / "b.json"), *to]) == 0
+    out, err = capsys.readouterr()
+    assert " 2 documents" in out and "warning" not in err
+
+
 def test_tokenizer_without_end_of_text(tmp_path):
     class NoEnd:
         kind, eos_token_id = "NoEnd", None
