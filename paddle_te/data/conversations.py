@@ -66,7 +66,18 @@ def parse(where: str, record: dict[str, Any]) -> Conversation:
         raise _uneven(where, count + 1, count)
     if not count:
         raise ConversationError(f"{where}: has no turn of the assistant, so there is nothing to train on")
+    for number in conversation.answers:
+        _check_weight(where, conversation.messages[number])
     return conversation
+
+
+def _check_weight(where: str, answer: Message) -> None:
+    """Refuse an answer that OpenAI's format leaves out of the loss: ours counts all answers."""
+    if (weight := answer.get("weight", 1)) != 1:
+        raise ConversationError(
+            f'{where}: "weight" of an answer is {weight!r}, and the loss counts all answers alike: end the '
+            "conversation before that turn, or delete its weight"
+        )
 
 
 def parse_prompt(where: str, record: dict[str, Any]) -> tuple[Conversation, str | None]:

@@ -18,6 +18,7 @@ USER, ANSWER = chats.turns("a", "b")
         ({"messages": [USER, ANSWER], "system": "s"}, chats.turns("a", "b", system="s")),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"tool_calls": None}]}, [USER, ANSWER]),
+        ({"messages": [USER, ANSWER | {"weight": 1}]}, [USER, ANSWER | {"weight": 1}]),
     ],
 )
 def test_forms(record, messages):
@@ -41,6 +42,7 @@ def test_calls_of_tools_have_objects_as_arguments():
         ({"messages": [USER], "src": "a"}, "one of these forms"),
         ({"messages": []}, "must be a list of turns"),
         ({"messages": [USER]}, "no turn of the assistant"),
+        ({"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER]}, '"weight" of an answer is 0'),
         ({"messages": [USER, {"role": "helper", "content": "b"}]}, "turn 2: .*'helper'"),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, "turn 2 .assistant.: .content. is empty"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "turn 2 .assistant.: .content. must be"),
