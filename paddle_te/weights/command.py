@@ -1,7 +1,7 @@
 """Convert checkpoints: between layouts, file formats and degrees of parallelism.
 
-    python te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path DIR --output_ckpt_path NEW_DIR
-    python te_llama_ckpt_converter.py --inspect --input_ckpt_path DIR
+    paddle-te convert --mode pd2te --input_ckpt_path DIR --output_ckpt_path NEW_DIR
+    paddle-te convert --inspect --input_ckpt_path DIR
 
 Layouts: pd, PaddleNLP's native one; te, Transformer Engine's; hf, Hugging Face's. `--mode reshard` keeps the layout.
 te2formers and pd2formers write hf, with the optimizer's and the Trainer's state from which PaddleFormers resumes.
