@@ -32,12 +32,18 @@ class Rows(NamedTuple):
 
 @paddle.no_grad()
 def rows_of(routing_map: Tensor, topk: int, multiple: int) -> Rows:
-    """Find the Rows of a routing_map, an expert's padded to a multiple."""
+    """Find the Rows of a routing_map, an expert's padded to a multiple.
+
+    Where no token has an expert here, the first one has padding: Paddle computes with no empty tensors on nvgpu.
+    """
     tokens, experts = routing_map.shape
     chosen = routing_map.astype("int64").transpose([1, 0])
     counts = (chosen.sum(1) + multiple - 1) // multiple * multiple
-    places = (counts.cumsum() - counts).unsqueeze(1) + chosen.cumsum(1) - 1
     total = int(counts.sum())
+    if not total:
+        total = multiple
+        counts = paddle.concat([paddle.full([1], multiple, "int64"), counts[1:]])
+    places = (counts.cumsum() - counts).unsqueeze(1) + chosen.cumsum(1) - 1
     places = paddle.where(chosen > 0, places, paddle.full_like(places, total)).transpose([1, 0])
     rows = paddle.sort(places, 1)[:, :topk]
     numbers = paddle.arange(tokens).unsqueeze(1).expand(rows.shape)
@@ -108,7 +114,7 @@ def _products(x: Tensor, weight: Tensor, counts: Sequence[int], transpose_y: boo
         for rows, matrix in zip(_split(x, counts), weight.unbind(0), strict=True)
         if len(rows)
     ]
-    if not products:  # a rank may have no token's experts
+    if not products:
         return paddle.zeros([0, weight.shape[1 if transpose_y else 2]], x.dtype)
     return paddle.concat(products)
 

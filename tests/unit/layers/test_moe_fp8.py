@@ -78,6 +78,14 @@ def test_rows_that_fp8_cannot_have_are_refused():
         layer(paddle.zeros([144, IN]), [128, 16])
 
 
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_without_a_token_there_is_padding(multiple):
+    """Paddle has no kernel for a tensor of no rows on nvgpu, where such a rank ended its run."""
+    places = rows_of(paddle.zeros([5, 3], "bool"), 2, multiple)
+    assert places.counts == [multiple, 0, 0]
+    assert places.tokens.tolist() == [5] * multiple and places.rows.tolist() == [[multiple] * 2] * 5
+
+
 @pytest.mark.parametrize("multiple", [1, 16, 128])
 def test_rows_of_an_expert_are_padded(multiple, seed):
     generator, tokens, experts = np.random.default_rng(seed), 50, 4
