@@ -180,6 +180,11 @@ def save_tokenizer(folder, template=None):
     return folder
 
 
+def _of(template):
+    """The conversations that a template writes whole; ours refuses to leave calls out."""
+    return {name: record for name, record in CONVERSATIONS.items() if name != "calls" or "tool_calls" in template}
+
+
 def _of_transformers():
     """{template: {conversation: [ids, mask as a text of 0 and 1]}} where transformers renders it."""
     from transformers import PreTrainedTokenizerFast
@@ -188,7 +193,7 @@ def _of_transformers():
     found = {}
     for name, template in MARKED.items():
         tokenizer.chat_template = template
-        for called, record in CONVERSATIONS.items():
+        for called, record in _of(template).items():
             try:
                 made = tokenizer.apply_chat_template(
                     record["messages"],
@@ -217,7 +222,7 @@ def _prompts_of_transformers():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), **SPECIAL)
     found = {}
     for name, tokenizer.chat_template in PLAIN.items():
-        for called, record in CONVERSATIONS.items():
+        for called, record in _of(tokenizer.chat_template).items():
             try:
                 found.setdefault(name, {})[called] = tokenizer.apply_chat_template(
                     asking(record["messages"]), tools=record.get("tools"), add_generation_prompt=True

@@ -206,7 +206,19 @@ class Renderer:
 
 def _check(conversation: Conversation, answer: dict[str, Any], origin: str) -> None:
     if "error" not in answer:
-        return
+        return _check_calls(conversation, answer["text"], origin)
     turn = answer.get("turn")
     role = "" if turn is None else f", turn {turn + 1} ({conversation.messages[turn].get('role')})"
     raise ConversationError(f"{conversation.where}{role}: the chat template of {origin}: {answer['error']}")
+
+
+def _check_calls(conversation: Conversation, text: str, origin: str) -> None:
+    """Refuse a template that leaves tool_calls out: the turn would teach an empty answer, or the word None."""
+    for number, message in enumerate(conversation.messages, 1):
+        for call in message.get("tool_calls", ()):
+            name = call.get("function", call)["name"]
+            if name not in text:
+                raise ConversationError(
+                    f"{conversation.where}, turn {number} ({message['role']}): the chat template of {origin} does not "
+                    f"write tool_calls ({name!r}): give one that does to --chat_template"
+                )

@@ -37,6 +37,19 @@ def test_arguments_of_calls_are_a_text_where_a_template_wants_one():
     assert 'sum{"of": [1, 2]}' in found.text
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_template_that_leaves_calls_out_is_refused(name):
+    """Of a call without content Llama 2's would write the word None, and Gemma's an empty turn."""
+    calls = chats.CONVERSATIONS["calls"]
+    with pytest.raises(
+        ConversationError, match=r"^data:1, turn 4 \(assistant\): .* tool_calls \('sum'\).*--chat_template"
+    ):
+        rendered(chats.PLAIN[name], calls)
+    with Renderer(ChatTemplate({"default": chats.PLAIN[name]}, "folder", chats.SPECIAL)) as renderer:
+        with pytest.raises(ConversationError, match="turn 4"):
+            renderer.prompt(parse("data:1", calls))
+
+
 @pytest.mark.parametrize(
     "source, message",
     [
