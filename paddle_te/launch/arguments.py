@@ -54,7 +54,7 @@ def by_name(job: JobModule, words: list[str]) -> list[str]:
 
 
 def _from(environ: Mapping[str, str], name: str) -> str:
-    value = environ.get(name) or environ.get(FALLBACKS.get(name, "")) or ""
+    value = next(filter(None, map(environ.get, (name, *FALLBACKS.get(name, ())))), "")
     # tcsh and others keep the machine's name there
     return "" if name == "HOST" and value not in HOSTS and value == socket.gethostname() else value
 

@@ -493,7 +493,7 @@ VARIABLES = (
         "NNODES",
         RANKS,
         1,
-        "nodes (default SLURM_JOB_NUM_NODES, else 1)",
+        "nodes (default SLURM_STEP_NUM_NODES or SLURM_JOB_NUM_NODES, else 1)",
         doc="[nodes](../guides/cluster.md)",
         zh="[节点](../guides/cluster.md)数",
         shown="Slurm's, else 1",
@@ -607,8 +607,8 @@ OVERLAPS = {
     "stage1": f"{SPLIT} enable_stage1_overlap enable_stage1_allgather_overlap",
     "stage2": "enable_stage2_overlap",
 }
-# Slurm's variables, where ours are not set.
-FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
+# Slurm's variables, where ours are not set. An srun may be on some of a job's nodes only.
+FALLBACKS = {"NNODES": ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), "NODE_RANK": ("SLURM_NODEID",)}
 
 PRETRAIN_VARIABLES = (
     Option(

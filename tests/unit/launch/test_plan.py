@@ -512,7 +512,8 @@ def test_several_nodes():
         *("--ips", "HOSTS", "--start_port", "7070", "--host", "127.0.0.1")
     ]
     assert plan({**plain, "MASTER": "127.0.0.1", "NODE_RANK": "1"}).nodes.master == "127.0.0.1:6070"
-    assert words_before_script(plan({**slurm, "NNODES": "1"}))[5] == "--host", "NNODES comes before Slurm's"
+    for fewer in ("NNODES", "SLURM_STEP_NUM_NODES"):  # of us, or of an srun on one of the job's nodes
+        assert words_before_script(plan({**slurm, fewer: "1"}))[5] == "--host"
 
     assert refusal({**slurm, "IP_STR": "10.0.0.1,10.0.0.2"}).startswith("IP_STR: it must hold 4 addresses")
     assert refusal(slurm).startswith("MASTER: with 4 nodes")
