@@ -205,20 +205,18 @@ class Renderer:
 
 
 def _check(conversation: Conversation, answer: dict[str, Any], origin: str) -> None:
-    if "error" not in answer:
-        return _check_calls(conversation, answer["text"], origin)
-    turn = answer.get("turn")
-    role = "" if turn is None else f", turn {turn + 1} ({conversation.messages[turn].get('role')})"
-    raise ConversationError(f"{conversation.where}{role}: the chat template of {origin}: {answer['error']}")
-
-
-def _check_calls(conversation: Conversation, text: str, origin: str) -> None:
-    """Refuse a template that leaves tool_calls out: the turn would teach an empty answer, or the word None."""
-    for number, message in enumerate(conversation.messages, 1):
+    if "error" in answer:
+        raise _refusal(conversation, answer.get("turn"), f"{origin}: {answer['error']}")
+    # a call that is left out would teach an empty answer, or the word None
+    for turn, message in enumerate(conversation.messages):
         for call in message.get("tool_calls", ()):
             name = call.get("function", call)["name"]
-            if name not in text:
-                raise ConversationError(
-                    f"{conversation.where}, turn {number} ({message['role']}): the chat template of {origin} does not "
-                    f"write tool_calls ({name!r}): give one that does to --chat_template"
-                )
+            if name not in answer["text"]:
+                why = f"does not write tool_calls ({name!r}): give one that does to --chat_template"
+                raise _refusal(conversation, turn, f"{origin} {why}")
+
+
+def _refusal(conversation: Conversation, turn: int | None, why: str) -> ConversationError:
+    """Return the error of a template. turn: where, from 0; None: unknown. why: its origin, and what is wrong."""
+    role = "" if turn is None else f", turn {turn + 1} ({conversation.messages[turn].get('role')})"
+    return ConversationError(f"{conversation.where}{role}: the chat template of {why}")

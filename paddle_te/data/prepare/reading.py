@@ -34,7 +34,7 @@ def find_inputs(paths: Iterable[str | Path]) -> list[Path]:
     found = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES))
+            inside = [file for file in _files_in(path) if file.name.endswith(SUFFIXES)]
             if not inside:
                 raise PrepareError(f"no {', '.join(SUFFIXES)} file in the folder {path}; name files that end otherwise")
             found += inside
@@ -48,13 +48,17 @@ def find_inputs(paths: Iterable[str | Path]) -> list[Path]:
 def find_others(paths: Iterable[str | Path]) -> list[Path]:
     """Return the files that `find_inputs` leaves in folders for their names, hidden ones and corpora aside."""
     known = (*SUFFIXES, ".bin", ".idx")
-    return [file for folder in map(Path, paths) for file in _files_in(folder) if not file.name.endswith(known)]
+    return [
+        file
+        for folder in map(Path, paths)
+        for file in _files_in(folder)
+        if not (file.name.endswith(known) or any(part.startswith(".") for part in file.relative_to(folder).parts))
+    ]
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return what is not hidden in a folder, searched recursively; nothing where it is none."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    """Return a folder's files, searched recursively, sorted; none where it is no folder."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def import_zstandard(path: Path) -> ModuleType:

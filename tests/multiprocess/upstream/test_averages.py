@@ -26,7 +26,7 @@ LAYOUTS = {
     "DP": (2, {}, ()),
 }
 # Elements. Stage 3 leaves norms and small matrices whole, which together are fewer, and Paddle divides them.
-SMALL = {"stage 3": 10_000}
+SMALL = dict.fromkeys(LAYOUTS, 1024) | {"stage 3": 10_000}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -41,4 +41,4 @@ def test_nothing_divides_but_the_reduction(layout, tmp_path, warm_host):
     jobs.check_same(runs[NAME], runs["divided"], 0, 0)
     for name, divides in ((NAME, False), ("divided", True)):
         for rank in runs[name].sizes:
-            assert any(size > SMALL.get(layout, 1024) for size in rank["divided"]) is divides, (name, rank["divided"])
+            assert any(size > SMALL[layout] for size in rank["divided"]) is divides, (name, rank["divided"])
