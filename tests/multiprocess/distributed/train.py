@@ -66,17 +66,17 @@ COMMON = dict(
 
 
 def lower_limits():
-    """Let these models cross the sizes from which Paddle and PaddleNLP treat weights otherwise."""
+    """Lower the sizes above which Paddle and PaddleNLP treat weights differently, so that these models cross them."""
     share_small_weights()
     several_buckets()
     small_reductions()
     large_tensors()
-    packing.JOINED = 0  # memory of an op of te's is allocated and let go piece by piece
+    packing.JOINED = 0  # each of te's operations allocates and releases its memory in pieces
 
 
 def share_small_weights():
-    """Stage 2 reduces gradients one by one that a buffer of 2**23 elements has no room for, which has room for these
-    models'; stage 3 slices weights of more than 2**20 elements. Here proj stays whole, and larger weights do not."""
+    """Stage 2 collects gradients in a buffer of 2**23 elements, and reduces those one by one that do not fit. Stage 3
+    slices weights of more than 2**20 elements. Here few gradients fit, and only weights above proj's are sliced."""
     from paddle.distributed import sharding
 
     original = sharding.group_sharded_parallel
@@ -93,8 +93,7 @@ def small_reductions():
 
 
 def large_tensors():
-    """Tensor parallel ranks gather tensors of 5 GB or more for a unified checkpoint in pieces, and join them on the
-    host."""
+    """For a unified checkpoint tensor parallel ranks gather tensors of 5 GB or more in pieces. The host joins them."""
     original = unified_utils.dtype_byte_size
     unified_utils.dtype_byte_size = lambda dtype: 2**24 * original(dtype)
 
