@@ -348,15 +348,10 @@ STORED = [
 ] + [("layernorm_mlp", "block_float")]
 
 
-def check_stored_weights(device, kind, backend, dtype, recipe):
-    """A layer whose weights exist in fp8 only has the bits of one that quantizes its weights in each step: forward in
-    training and evaluation, and all gradients but those of the weights, of which it has none."""
-    paddle.set_device(device)
-    results = []
-    recipe = (OWN_SCALES | BLOCKS)[recipe]
-    plain, shapes = make(kind, 4, 2, backend=backend, params_dtype=dtype)
-    with fp8.fp8_model_init(recipe=recipe):
-        stored, _ = make(kind, 4, 2, backend=backend, params_dtype=dtype)
+def stored_like(plain, kind, recipe, keeps, **options):
+    """(the layer with the weights of another one in fp8 only, their names). keeps: their transposed copies, too."""
+    with fp8.fp8_model_init(True, recipe, keeps):
+        stored, _ = make(kind, 4, 2, **options)
     in_fp8 = stored_weights(paddle.nn.LayerList([stored]))
     values = dict(plain.named_parameters())
     for name, parameter in stored.named_parameters():
@@ -367,8 +362,20 @@ def check_stored_weights(device, kind, backend, dtype, recipe):
             assert parameter.dtype == paddle.uint8 and parameter.stop_gradient
         else:
             parameter.set_value(value)
+    return stored, in_fp8
+
+
+def check_stored_weights(device, kind, backend, dtype, recipe):
+    """A layer whose weights exist in fp8 only has the bits of one that quantizes its weights in each step: forward in
+    training and evaluation, and all gradients but those of the weights, of which it has none. So has one that keeps
+    their transposed copies."""
+    paddle.set_device(device)
+    results = []
+    recipe, options = (OWN_SCALES | BLOCKS)[recipe], dict(backend=backend, params_dtype=dtype)
+    plain, shapes = make(kind, 4, 2, **options)
+    (stored, in_fp8), (kept, _) = (stored_like(plain, kind, recipe, keeps, **options) for keeps in (False, True))
     inputs, grads = [paddle.randn([2, 64, *shape]).astype(dtype) for shape in shapes], None
-    for layer in (plain, stored):
+    for layer in (plain, stored, kept):
         for _ in range(2):
             layer.clear_gradients()
             xs = [x.detach() for x in inputs]
@@ -386,10 +393,11 @@ def check_stored_weights(device, kind, backend, dtype, recipe):
         found |= {f"y{i}": y for i, y in enumerate(ys)} | {f"dx{i}": x.grad for i, x in enumerate(xs)}
         found |= {f"d{name}": p.grad for name, p in layer.named_parameters() if p.grad is not None}
         results.append({name: value.astype("float32").numpy() for name, value in found.items()})
-    want, got = results
-    assert want.keys() - got.keys() == {f"d{name.removeprefix('0.')}" for name in in_fp8} and in_fp8
-    for name, value in got.items():
-        np.testing.assert_array_equal(value, want[name], err_msg=name)
+    want, *others = results
+    for got in others:
+        assert want.keys() - got.keys() == {f"d{name.removeprefix('0.')}" for name in in_fp8} and in_fp8
+        for name, value in got.items():
+            np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
 def check_softmax_scale(backend, dtype):

@@ -24,11 +24,12 @@ SEED = 38  # with which rounding chooses no other expert
 BOUNDS = {None: 0.01, "delayed": 0.1, "current": 0.1, "block": 0.06}  # of te's errors against backend paddle
 
 
-def make(backend, dtype, seed, case, recipe=None, in_fp8=False):
-    """A MoELayer with LoRA, of drawn numbers. in_fp8: over weights that exist in fp8 only."""
+def make(backend, dtype, seed, case, recipe=None, in_fp8=False, keeps=False):
+    """A MoELayer with LoRA, of drawn numbers. in_fp8: over weights that exist in fp8 only. keeps: the transposed copies
+    of these, too."""
     names, options = CASES[case]
     sizes = SIZES_OF.get(recipe, SIZES)
-    with fp8.fp8_model_init(in_fp8, RECIPES.get(recipe)):
+    with fp8.fp8_model_init(in_fp8, RECIPES.get(recipe), keeps):
         layer = MoELayer(MoEConfig(**sizes, **options, params_dtype=dtype, backend=backend))
     stored = stored_weights(layer)
     add(layer, names)

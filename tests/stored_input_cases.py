@@ -45,10 +45,10 @@ def add_lora(layer, dropout=0.0):
         parameter.stop_gradient = "lora_" not in name
 
 
-def make(seed, backend, recipe=None, adapter="none", **options):
-    """A layer whose weights follow from the seed."""
+def make(seed, backend, recipe=None, adapter="none", keeps=False, **options):
+    """A layer whose weights follow from the seed. keeps: the transposed copies of those that exist in fp8 only."""
     dtype = DTYPES[backend]
-    with fp8.fp8_model_init(True, recipe) if adapter == "lora over fp8" else nullcontext():
+    with fp8.fp8_model_init(True, recipe, keeps) if adapter == "lora over fp8" else nullcontext():
         layer = TransformerLayer(HIDDEN, FFN, HEADS, KV_HEADS, params_dtype=dtype, backend=backend, **options)
         draw = np.random.default_rng(seed).standard_normal
         for parent in (layer.self_attention.layernorm_qkv, layer.self_attention.proj, layer.layernorm_mlp):

@@ -15,7 +15,8 @@ class AutocastState(NamedTuple):
     """All that layers read from their surroundings.
 
     in_recompute: this forward is a recomputed one. stored_for: the recipe under which layers that are made now compute
-    with weights that exist in fp8 only; None: their weights are not stored in fp8.
+    with weights that exist in fp8 only; None: their weights are not stored in fp8. keeps_transpose: `fp8_model_init`'s
+    keep_transpose_cache.
     """
 
     enabled: bool = False
@@ -24,6 +25,7 @@ class AutocastState(NamedTuple):
     is_first_microbatch: bool | None = None
     in_recompute: bool = False
     stored_for: Recipe | None = None
+    keeps_transpose: bool = False
 
 
 # of this thread, the innermost last
@@ -93,11 +95,13 @@ class fp8_model_init(_Scope):  # noqa: N801, TE's name
 
     recipe: `fp8_autocast`'s fp8_recipe. With Float8BlockScaling each block of a weight has a scale. With the other
     recipes a weight has one scale, and the layers may compute under any of these. Raises TypeError for another kind.
+    keep_transpose_cache: te makes the transposed copy that backward reads once for each weight and keeps it, in one
+    more byte a weight, instead of making it in each backward.
     """
 
-    def __init__(self, enabled: bool = True, recipe: Recipe | None = None) -> None:
+    def __init__(self, enabled: bool = True, recipe: Recipe | None = None, keep_transpose_cache: bool = False) -> None:
         recipe = _recipe("recipe", recipe)
-        super().__init__(stored_for=recipe if enabled else None)
+        super().__init__(stored_for=recipe if enabled else None, keeps_transpose=keep_transpose_cache)
 
 
 class autocast_state(_Scope):  # noqa: N801

@@ -29,7 +29,7 @@ class GemmQuantizers:
     may call it several times.
     amax_group: the group whose ranks have the same scales; None: each rank has its own.
     update_weight: True: quantize the weight now, then pass the result to `cache_weight`. False: use `cached_weight`, or
-    a StoredWeight's own bytes.
+    a StoredWeight's own bytes; its `cached_weight` is the transposed copy.
     keeps_weight: whether `cache_weight` keeps it for later micro-batches: is_first_microbatch was not None.
     """
 
@@ -65,8 +65,11 @@ class GemmQuantizers:
 
     @property
     def cached_weight(self) -> Any:
-        """The weight that `cache_weight` kept last, None for nothing. Where update_weight is True it is out of date."""
-        return self._cache.value
+        """The weight that `cache_weight` kept last, or a StoredWeight's transposed copy; None for nothing.
+
+        Where update_weight is True it is out of date.
+        """
+        return self.weight.transpose if isinstance(self.weight, StoredWeight) else self._cache.value
 
     def cache_weight(self, value: Any) -> None:
         """Keep the quantized weight for the micro-batches to come, if keeps_weight."""

@@ -65,10 +65,12 @@ def check_block_sizes(name: str, shape: Sequence[int]) -> None:
 class StoredScaling(NamedTuple):
     """The scaling of a weight which exists in fp8 only: its scales were made together with it.
 
-    made_by: how: by a TensorScaling of kind "current", or by a BlockScaling.
+    made_by: how: by a TensorScaling of kind "current", or by a BlockScaling. keeps_transpose: whether a backend whose
+    backward reads a transposed copy of the weight keeps that copy.
     """
 
     made_by: TensorScaling | BlockScaling
+    keeps_transpose: bool = False
 
     @property
     def kind(self) -> str:

@@ -10,30 +10,38 @@ from paddle_te.fp8.scaling import StoredScaling, TensorScaling
 from paddle_te.fp8.state import Block, check_aligned
 
 
-def stored_scaling(recipe: Recipe) -> StoredScaling:
+def stored_scaling(recipe: Recipe, keeps_transpose: bool = False) -> StoredScaling:
     """Return the StoredScaling of weights that are multiplied under a recipe. They are e4m3, as a recipe's weights."""
-    return StoredScaling(recipe.scalings.weight if recipe.kind == "block" else TensorScaling("current", "e4m3"))
+    made_by = recipe.scalings.weight if recipe.kind == "block" else TensorScaling("current", "e4m3")
+    return StoredScaling(made_by, keeps_transpose)
 
 
 class StoredWeight:
     """How to read a weight in fp8: e4m3 numbers and the inverses of their scales.
 
     A StoredWeight replaces the weight's Quantizer in a Gemm, although no step quantizes the weight. The layer's
-    parameter has the bytes of the numbers, uint8 of the weight's shape. A backend's `quantize_weight` writes the bytes
-    and scale_inv.
+    parameter has the bytes of the numbers, uint8 of the weight's shape. A backend's `quantize_weight` writes the bytes,
+    scale_inv and transpose.
     recipe: under which it is to be multiplied. With block scaling each block of the weight has a scale, else all of it
-    one.
+    one. keeps_transpose: a StoredScaling's.
     scale_inv: float32 on the present device, at a 16-byte aligned address: [1]; in te of experts' weights [E], all
     alike; of blocks as the backend's GEMM reads them, None until `quantize_weight` has made them.
+    transpose: in te with keeps_transpose the transposed copy, bytes [in, out], of experts' weights [E, in, out]; else
+    None. No checkpoint has it, as it is no parameter.
     """
 
     kind = "stored"
     scale_ptr = amax_ptr = statistics_ptr = 0  # a Quantizer has these addresses, a StoredWeight only scale_inv's
 
-    def __init__(self, recipe: Recipe = DelayedScaling()) -> None:  # noqa: B008, it is immutable
-        self.scaling = stored_scaling(recipe)
+    def __init__(
+        self,
+        recipe: Recipe = DelayedScaling(),  # noqa: B008, it is immutable
+        keeps_transpose: bool = False,
+    ) -> None:
+        self.scaling = stored_scaling(recipe, keeps_transpose)
         self.dtype, self.fp8_max = self.scaling.dtype, FP8_MAX[self.scaling.dtype]
         self._scale_inv: Tensor | None = None
+        self.transpose: Tensor | None = None
         if not self.scaling.in_blocks:
             self.scale_inv = paddle.ones([1], "float32")
 

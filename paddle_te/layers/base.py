@@ -142,8 +142,9 @@ class GemmLayer(ParallelLayer):
 
     def _scaling(self) -> ModuleScaling:
         gemms = len(self.GEMM_WEIGHTS)
-        recipe = get_autocast_state().stored_for
-        stored = () if recipe is None else [StoredWeight(recipe) for _ in range(gemms)]
+        state = get_autocast_state()
+        recipe, keeps = state.stored_for, state.keeps_transpose
+        stored = () if recipe is None else [StoredWeight(recipe, keeps) for _ in range(gemms)]
         return ModuleScaling(gemms, self.ops.amax_and_scale_update, stored=stored)
 
     def begin_forward(self, is_first_microbatch: bool | None) -> Sequence[GemmQuantizers | None]:

@@ -15,7 +15,15 @@ from paddle_te.native import experts, statistics
 from paddle_te.native.casts import CastTarget, Form
 from paddle_te.native.experts import ExpertsTarget
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.te.quantized import FP8, MATRICES, BlockMatrix, Float8Matrix, Pieces, new_pieces
+from paddle_te.ops.te.quantized import (
+    FP8,
+    MATRICES,
+    BlockMatrix,
+    Float8Matrix,
+    Pieces,
+    new_pieces,
+    transposed_bytes,
+)
 from paddle_te.ops.te.recording import Placeholder, RecordedQuantizer, RecordedQuantizers, Recorder
 
 
@@ -124,27 +132,30 @@ class BlockOperand(BlockMatrix):
 class StoredOperand:
     """A weight [E, out, in] that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer.
 
-    transpose: a tensor of the transposed copies alone.
+    transpose, transposed: as a StoredMatrix's, of each expert's copy.
     """
 
     __slots__ = ("weight", "quantizer", "shape", "scale_inv", "native", "_transpose")
 
     def __init__(
-        self, rt: Recorder, weight: Placeholder, quantizer: RecordedQuantizer, transpose: Placeholder | None = None
+        self,
+        rt: Recorder,
+        weight: Placeholder,
+        quantizer: RecordedQuantizer,
+        transpose: Placeholder | None = None,
+        transposed: bool = False,
     ) -> None:
         self.weight, self.quantizer, self._transpose = weight, quantizer, transpose
         self.shape, self.scale_inv = (weight.shape[0] * weight.shape[1], weight.shape[2]), quantizer.scale_inv_ptr
-        data, columnwise = (weight.data_ptr(), 0) if transpose is None else (0, transpose.data_ptr())
+        data, columnwise = weight.data_ptr(), 0
+        if transposed:
+            self._transpose = transposed_bytes(rt, weight) if transpose is None else transpose
+            data, columnwise = 0, self._transpose.data_ptr()
         self.native = rt.tensor(data, self.shape, FP8[quantizer.dtype], columnwise, 0, 0, self.scale_inv)
 
     def transposed(self, rt: Recorder) -> StoredOperand:
-        """Make the operand of each expert's transposed copy, for one GEMM."""
-        (count, out, in_), code = self.weight.shape, FP8[self.quantizer.dtype]
-        transpose = rt.empty([count, in_, out], paddle.uint8)
-        for begin in range(0, count * out * in_, out * in_):
-            data = rt.tensor(self.weight.data_ptr() + begin, (out, in_), code)
-            rt.te.transpose(data, rt.tensor(transpose.data_ptr() + begin, (in_, out), code), rt.stream)
-        return StoredOperand(rt, self.weight, self.quantizer, transpose)
+        """Make the operand of each expert's transposed copy: of those that are kept, or for one GEMM."""
+        return StoredOperand(rt, self.weight, self.quantizer, self._transpose, transposed=True)
 
 
 def for_backward(rt: Recorder, weight: Any) -> Any:
@@ -235,7 +246,7 @@ def quantized_weight(
     count, out, in_ = weight.shape
     shape, quantizer = (count * out, in_), quantizers.weight
     if quantizer.kind == "stored":
-        return StoredOperand(rt, weight, quantizer)
+        return StoredOperand(rt, weight, quantizer, quantizers.cached_weight)
     if quantizers.cached_weight is not None:
         return _kept(rt, quantizers.cached_weight, shape, quantizer, count)
     rows = experts.Rows.of_weight(weight.data_ptr(), count, *shape)

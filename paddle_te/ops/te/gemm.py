@@ -200,7 +200,7 @@ def fprop(
 def dgrad(rt: Recorder, w: Operand, fp8: bool, transpose_y: bool = True) -> Multiply:
     """Return the GEMM of rows of dy with the weight."""
     if isinstance(w, StoredMatrix):
-        w = w.transposed(rt)  # of one weight at a time: its memory is free again after the GEMM
+        w = w.transposed(rt)  # one that is not kept is of one weight at a time: after the GEMM its memory is free again
 
     def multiply(dy: Operand, dx: Matrix) -> None:
         rt.te.gemm(w.native, dy.native, dx.native, not transpose_y, False, rt.stream, False, fp8)

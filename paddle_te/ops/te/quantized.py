@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -92,7 +93,7 @@ def operand_pieces(
     more: further bytes that backward keeps, a multiple of 256.
     transpose_y: False for a weight in `exchanged` pieces.
 
-    Backward makes the transpose of a weight that exists in fp8 only.
+    The transpose of a weight that exists in fp8 only is made by backward, or kept beside the weight.
     """
     of_input = 0 if shape is None else _size(shape, quantizers.input)
     updated = weight_shape is not None and quantizers.update_weight and not quantizers.keeps_weight
@@ -380,29 +381,32 @@ class BlockMatrix(Float8Matrix):
 class StoredMatrix(Float8Matrix):
     """Hold a weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer.
 
-    transposed: of that the transposed copy alone, in memory of its own.
+    transpose: a tensor of the transposed copy, if that is kept. transposed: hold this copy alone, a new one if none is
+    kept.
     """
 
     __slots__ = ()
 
-    def __init__(self, rt: Runtime, weight: Any, quantizer: Any, transposed: bool = False) -> None:
-        self.shape, self.quantizer, self.rowwise, self.columnwise = tuple(weight.shape), quantizer, weight, None
+    def __init__(
+        self, rt: Runtime, weight: Any, quantizer: Any, transpose: Any = None, transposed: bool = False
+    ) -> None:
+        self.shape, self.quantizer, self.rowwise, self.columnwise = tuple(weight.shape), quantizer, weight, transpose
         self._data, self._transpose = weight.data_ptr(), 0
         self._find_factors()
         if transposed:
-            self._transpose_data(rt)
-            self._data = 0
+            self.columnwise = transposed_bytes(rt, weight) if transpose is None else transpose
+            self._data, self._transpose = 0, self.columnwise.data_ptr()
         self._bind(rt)
 
     def _find_factors(self) -> None:
         self._scale_inv = self.quantizer.scale_inv_ptr
 
     def drop_data(self, rt: Runtime) -> None:
-        """Keep it: the parameter stays; backward makes the transpose of it."""
+        """Keep it: the parameter stays; backward may make the transpose of it."""
 
     def transposed(self, rt: Runtime) -> Self:
         """Make the matrix of the transposed copy alone."""
-        return type(self)(rt, self.rowwise, self.quantizer, transposed=True)
+        return type(self)(rt, self.rowwise, self.quantizer, self.columnwise, transposed=True)
 
 
 class StoredBlockMatrix(StoredMatrix, BlockMatrix):
@@ -437,6 +441,16 @@ class StoredBlockMatrix(StoredMatrix, BlockMatrix):
         matrix.fill(rt, source)
 
 
+def transposed_bytes(rt: Runtime, weight: Any) -> Any:
+    """Return a tensor with the bytes [..., out, in] of a weight, each matrix of it transposed: [..., in, out]."""
+    *experts, out, in_ = weight.shape
+    transpose, code = rt.empty([*experts, in_, out], paddle.uint8), FP8["e4m3"]
+    for begin in range(0, math.prod(weight.shape), out * in_):
+        data = rt.tensor(weight.data_ptr() + begin, (out, in_), code)
+        rt.te.transpose(data, rt.tensor(transpose.data_ptr() + begin, (in_, out), code), rt.stream)
+    return transpose
+
+
 def _made_in_blocks(scaling: TensorScaling | BlockScaling | StoredScaling) -> BlockScaling:
     assert isinstance(scaling, StoredScaling) and isinstance(scaling.made_by, BlockScaling)
     return scaling.made_by
@@ -450,12 +464,21 @@ MATRICES: dict[str, type[Float8Matrix]] = {
 
 
 def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Group | None = None) -> None:
-    """Quantize a weight of bfloat16 or float16: see `paddle_te.fp8.emulation.quantize_weight`."""
+    """Quantize a weight of bfloat16 or float16: see `paddle_te.fp8.emulation.quantize_weight`.
+
+    A transposed copy that is kept is made here, where the weight gets other bytes, and nowhere else.
+    """
     rt = runtime.current()
     matrix = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source))
     if stored.scaling.in_blocks:
         StoredBlockMatrix.store(rt, matrix, weight, stored)
-        return
+    else:
+        _store(rt, matrix, weight, stored, group)
+    stored.transpose = transposed_bytes(rt, weight) if stored.scaling.keeps_transpose else None
+
+
+def _store(rt: Runtime, matrix: Matrix, weight: Tensor, stored: StoredWeight, group: Group | None) -> None:
+    """Quantize a Matrix into the bytes `weight`, under one scale."""
     amax, scale = rt.empty([1], paddle.float32), rt.empty([1], paddle.float32)
     factors = scale.data_ptr(), amax.data_ptr(), stored.scale_inv_ptr
     native = rt.tensor(weight.data_ptr(), matrix.shape, FP8[stored.dtype], 0, *factors)
@@ -504,7 +527,8 @@ def quantized_weight(
     """
     scaling = quantizers.weight.scaling
     if isinstance(scaling, StoredScaling):
-        return (StoredBlockMatrix if scaling.in_blocks else StoredMatrix)(rt, weight, quantizers.weight)
+        kind = StoredBlockMatrix if scaling.in_blocks else StoredMatrix
+        return kind(rt, weight, quantizers.weight, quantizers.cached_weight)
     matrix = rt.matrix(weight, code)
     if quantizers.cached_weight is not None:
         kept = Pieces(quantizers.cached_weight)

@@ -289,7 +289,8 @@ class RecordedQuantizers:
 
     factors: indices of numbers with other addresses in each call (`factor_pointers`): delayed scaling's factors, the
     scale_inv of a weight that exists in fp8 only, and the records of a step with statistics.
-    cached_weight: the Placeholder of the kept fp8 weight, None without one.
+    cached_weight: the Placeholder of the kept fp8 weight, or of the kept transposed copy of one that exists in fp8
+    only; None without one.
     """
 
     def __init__(self, recorder: Recorder, spec: QuantizerSpec) -> None:
@@ -312,7 +313,8 @@ class RecordedQuantizers:
             address = recorder.placeholder().data_ptr()
             quantizer.statistics_ptr = 0 if quantizer.kind == "stored" else address
         self.factors = range(first, recorder.count)
-        self.cached_weight: Placeholder | None = None if spec.update_weight or stored else recorder.placeholder()
+        kept = spec.weight.keeps_transpose if isinstance(spec.weight, StoredScaling) else not spec.update_weight
+        self.cached_weight: Placeholder | None = recorder.placeholder() if kept else None
 
 
 def factor_pointers(quantizers: GemmQuantizers, statistics: bool = False) -> tuple[int, ...]:

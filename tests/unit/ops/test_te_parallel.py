@@ -104,8 +104,9 @@ def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, s
             assert (got[name] == value).all(), name
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeping transposes"])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
-def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_parallel):
+def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_parallel, keeps):
     """With block scaling: they have the bits of ranks that quantize their shares of the weights in each step."""
     values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
 
@@ -113,7 +114,7 @@ def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_paralle
         return train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, BLOCK, LAYERS["llama"])
 
     wanted = ranks()
-    with fp8.fp8_model_init(recipe=BLOCK):
+    with fp8.fp8_model_init(True, BLOCK, keeps):
         found = ranks()
     for want, got in zip(wanted, found, strict=True):
         assert len(want.keys() - got.keys()) == 4
