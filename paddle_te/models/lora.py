@@ -22,6 +22,7 @@ from paddle import Tensor, nn
 
 from paddle_te.configs.families import family_of
 from paddle_te.configs.spec import spec_of
+from paddle_te.fp8 import StoredScaling
 from paddle_te.layers import stored_weights
 from paddle_te.layers.lora import (
     LoRAColumnLinear,
@@ -143,10 +144,15 @@ class DecoderLoRA:
         )
 
     @property
+    def base_scaling(self) -> StoredScaling | None:
+        """Return how the frozen weights are stored that exist in fp8 only; None where there are none."""
+        found = next(iter(stored_weights(self.model).values()), None)
+        return None if found is None else found[0].fp8.stored[0].scaling
+
+    @property
     def base_precision(self) -> str | None:
         """Return the precision in which alone the frozen weights exist, in words; None for the model's own."""
-        found = next(iter(stored_weights(self.model).values()), None)
-        return None if found is None else found[0].fp8.stored[0].scaling.words
+        return None if self.base_scaling is None else self.base_scaling.words
 
     def lora_layers(self) -> list[WithLoRA]:
         """Return the layers with LoRA."""

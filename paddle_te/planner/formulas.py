@@ -2,8 +2,8 @@
 
 # {field of Memory: formula}
 MEMORY = {
-    "weights": "2 bytes of each of a stage's weights, 1 where it exists in fp8 only, / TP; with LoRA the adapters'; "
-    "those of a second model that is the reference",
+    "weights": "2 bytes of each of a stage's weights, 1 where it exists in fp8 only and no transposed copy is kept, / "
+    "TP; with LoRA the adapters'; those of a second model that is the reference",
     "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step "
     "let them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
     "states": "master weight and two moments (12 bytes, or as the flags say; with Muon one moment of a matrix) / "

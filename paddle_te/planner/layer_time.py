@@ -50,7 +50,7 @@ def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     cast = weights * (CAST_BYTES + AMAX_BYTES * finds_amax(layout)) + experts * (EXPERTS_CAST_BYTES - CAST_BYTES)
     casts = cast / gpu.hbm / 1e6 if fp8 and not cached else 0
     if layout.fp8_base:  # transposes for backward
-        casts = weights * 2 / gpu.hbm / 1e6
+        casts = 0 if layout.keep_fp8_transpose_cache else weights * 2 / gpu.hbm / 1e6
     rows = rows_ms(model, layout, gpu)
     once = gemms + attention + elementwise + rows + written_ms(model, layout, gpu)
     if layout.recomputed == "full":

@@ -55,8 +55,8 @@ def layout(
     """Return the Job that the launcher starts with te on so many devices of nvgpu.
 
     sequence: tokens. sharding: ranks that share states, in this stage. overlap: OVERLAP=1. recompute: the launcher's.
-    lora: whether an adapter is trained, or its {"rank", "targets", "fp8_base"}. flags: others, by name or in words of
-    _SHORT.
+    lora: whether an adapter is trained, or its {"rank", "targets", "fp8_base", "keeps_transposes"}. flags: others,
+    by name or in words of _SHORT.
     """
     known: dict[str, Any] = _ONE | (WHOLE_LAYERS | {"recompute_granularity": recompute} if recompute != "none" else {})
     known |= stored_in_fp8(True) if fp8_input_store else {}

@@ -264,9 +264,15 @@ def test_likelihoods(gpu, seed, family, precision):
 
 LORA = dict(lora="true", learning_rate=1e-2)
 BASE_IN_FP8 = LORA | dict(use_fp8="true", fp8_recipe="current", quantize_base="fp8")
+SCRIPTS = {
+    "full": dict(zero_padding="true"),
+    "lora": LORA,
+    "base_in_fp8": BASE_IN_FP8,
+    "transposes_kept": BASE_IN_FP8 | dict(keep_fp8_transpose_cache="true"),
+}
 
 
-@pytest.mark.parametrize("flags", [dict(zero_padding="true"), LORA, BASE_IN_FP8], ids=["full", "lora", "base_in_fp8"])
+@pytest.mark.parametrize("flags", SCRIPTS.values(), ids=SCRIPTS)
 def test_scripts(gpu, monkeypatch, place, tmp_path, flags):  # noqa: F811
     """run_finetune.py and run_eval.py on te in bf16, also over a base in fp8: losses and perplexity of pd."""
     device = gpu.split(":")[0]

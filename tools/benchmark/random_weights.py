@@ -10,12 +10,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 from paddle_te.upstream import deferred_imports  # noqa: E402
 
 
-def initialised(model_class, folder, config, dtype, in_fp8=False, verify="full"):
+def initialised(model_class, folder, config, dtype, in_fp8=False, verify="full", keep_transpose_cache=False):
     """In the place of `paddle_te.hosts.paddlenlp.loading.from_pretrained`, whose arguments it has: nothing is read."""
     from paddle_te.fp8 import fp8_model_init
     from paddle_te.models.decoder import recipe_of
 
-    with fp8_model_init(in_fp8, recipe_of(config) if in_fp8 else None):
+    with fp8_model_init(in_fp8, recipe_of(config) if in_fp8 else None, keep_transpose_cache):
         return model_class.from_config(config, dtype=dtype)
 
 

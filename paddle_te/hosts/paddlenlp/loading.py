@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,16 @@ def from_pretrained(
     in_fp8: bool = False,
     verify: str = FULL,
     adapter: str | Path | None = None,
+    keep_transpose_cache: bool = False,
 ) -> HostModel:
     """Return model_class(config) with the weights in `folder`, in the backend's layout or in Hugging Face's.
 
     All processes call it. The model's `loaded` is the Transfer.
     adapter: the folder of a LoRA adapter, which is added to the weights as they are read.
     in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read for the recipe of the
-    configuration (`fp8_model_init`). verify: how much of the folder's manifest, if it has one, is compared, beside the
-    reading. Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest.
-    Raises ValueError for a model that this machine cannot hold.
+    configuration. keep_transpose_cache: `fp8_model_init`'s. verify: how much of the folder's manifest, if it has one,
+    is compared, beside the reading. Raises CheckpointError where PaddleNLP would only warn, and for files that differ
+    from their manifest. Raises ValueError for a model that this machine cannot hold.
     """
     start = time.perf_counter()
     check_room(config, dtype, in_fp8)
@@ -92,7 +93,8 @@ def from_pretrained(
         verification(verify).check(adapter)
     with verification(verify).beside(folder) as comparison:
         checkpoint = check_layout(folder, "native" if is_native(config) else "te", hf=True)
-        model = _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter)
+        storing = fp8_model_init(in_fp8, recipe_of(config) if in_fp8 else None, keep_transpose_cache)
+        model = _with_weights(model_class, checkpoint, config, dtype, storing if in_fp8 else None, adapter)
     verified = comparison.result
     size = sum(path.stat().st_size for path in checkpoint.files)
     note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words
@@ -103,19 +105,27 @@ def from_pretrained(
 
 
 def _with_weights(
-    model_class: Any, checkpoint: Checkpoint, config: HostConfig, dtype: str, in_fp8: bool, adapter: str | Path | None
+    model_class: Any,
+    checkpoint: Checkpoint,
+    config: HostConfig,
+    dtype: str,
+    storing: fp8_model_init | None,
+    adapter: str | Path | None,
 ) -> HostModel:
-    """Return model_class(config) with an opened Checkpoint's weights, read by PaddleNLP where it reads them right."""
+    """Return model_class(config) with an opened Checkpoint's weights, read by PaddleNLP where it reads them right.
+
+    storing: the context in which a model is made whose GEMMs' weights exist in fp8 only; None for others.
+    """
     folder = checkpoint.folder
     of_a_rank = any(folder.glob("model_state.[tpe]p*"))
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
     whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
     rank_by_rank = of_a_rank or whole_head or experts_share()[0] > 1
     # of a tied head, which files may leave out, PaddleNLP warns that it is newly initialized
-    if in_fp8 or checkpoint.layout.kind == "hf" or rank_by_rank or adapter or is_tied(config):
+    if storing or checkpoint.layout.kind == "hf" or rank_by_rank or adapter or is_tied(config):
         if adapter:
             checkpoint = with_adapter(checkpoint, open_adapter(adapter, family_of(config)))
-        with fp8_model_init(in_fp8, recipe_of(config) if in_fp8 else None):
+        with storing or nullcontext():
             model = model_class.from_config(config, dtype=dtype)
         load_weights(model, checkpoint)
     else:

@@ -102,7 +102,9 @@ VARIANTS = {
     "lora-in-backward": dict(lora="true", optimizer_in_backward="last_norm"),
     "lora-dropout-recompute": dict(lora="true", lora_dropout=0.1, recompute="true"),
     "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
-    "lora-fp8-base": dict(lora="true", lora_targets="mlp", use_fp8="true", quantize_base="fp8"),
+    "lora-fp8-base": dict(
+        lora="true", lora_targets="mlp", use_fp8="true", quantize_base="fp8", keep_fp8_transpose_cache="true"
+    ),
     "packed": dict(zero_padding="true", per_device_train_batch_size=1),
     "chats": dict(data="chats", max_length=80, lora="true", zero_padding="true", per_device_train_batch_size=3),
     # the checkpoint is of the last step of an epoch, and of the first; no epoch fills its last step
@@ -324,6 +326,7 @@ def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
         (dict(lora="true", lora_path="nowhere"), "holds no LoRA adapter"),
         (dict(quantize_base="fp8", use_fp8="true"), "--quantize_base fp8 needs --lora true"),
         (dict(quantize_base="fp8", lora="true"), "--quantize_base fp8 needs --use_fp8 true"),
+        (dict(keep_fp8_transpose_cache="true", lora="true", use_fp8="true"), "true needs --quantize_base fp8"),
         (dict(min_learning_rate=1e-6), "--min_learning_rate 1e-06 is for pretraining"),
         (dict(use_fp8="true", pad_to_multiple_of=8), "multiple of 16"),
         (dict(transformer_engine_backend="transformer_engine"), "transformer_engine"),

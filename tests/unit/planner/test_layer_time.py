@@ -97,6 +97,18 @@ def test_current_scaling_reads_numbers_once_more():
     assert cast - kept == pytest.approx(2 * 16e6 / 1e9)
 
 
+def test_a_base_in_fp8_is_transposed_unless_the_copies_are_kept():
+    """Its 16 million weights are read and written, in each micro-batch; 16 bits are cast, once."""
+
+    def ms(cached, **base):
+        return layer_time.layer_ms(SMALL, layout(precision="fp8", lora=dict(rank=8, **base)), ROUND, cached)
+
+    for cached in (False, True):
+        kept = ms(cached, fp8_base=True, keeps_transposes=True)
+        assert kept == pytest.approx(ms(True))
+        assert ms(cached, fp8_base=True) - kept == pytest.approx(2 * 16e6 / 1e9)
+
+
 def test_what_experts_take_beside_their_gemms():
     """Qwen3-30B's 1000 tokens in 8 rows of 2048 numbers each: gathered and summed there and back; the router; the
     gradients of 128 experts' weights, written once; and their casts, at half a dense weight's speed."""

@@ -100,8 +100,15 @@ def _check_length(longest: int, data_args: Any, config: HostConfig) -> None:
 
 def make_model(config: HostConfig, model_args: FinetuneModelArguments, training_args: HostArguments) -> HostModel:
     make = model_class(config, training_args.pipeline_parallel_degree > 1)
-    in_fp8, verify = model_args.fp8_base, training_args.verify_checkpoint
-    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8, verify)
+    model = from_pretrained(
+        make,
+        model_args.model_name_or_path,
+        config,
+        training_args.model_dtype,
+        in_fp8=model_args.fp8_base,
+        verify=training_args.verify_checkpoint,
+        keep_transpose_cache=model_args.keep_fp8_transpose_cache,
+    )
     if training_args.recompute:
         model.recompute_enable()
     return add_lora(model, model_args, training_args) if model_args.lora else model

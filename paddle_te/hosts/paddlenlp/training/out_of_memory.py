@@ -105,7 +105,9 @@ def lora_of(model: HostModel) -> dict[str, Any]:
     """Return the flags of a TELoRAModel. Other target_modules than those of a flag count as all."""
     there = {*model.lora_config.target_modules}
     targets = next((name for name in TARGETS if {*target_modules(name)} == there), "all")
-    return Adapter(rank=model.lora_config.r, targets=targets, fp8_base=model.base_precision is not None).flags
+    scaling = model.base_scaling
+    in_fp8, keeps = scaling is not None, scaling is not None and scaling.keeps_transpose
+    return Adapter(rank=model.lora_config.r, targets=targets, fp8_base=in_fp8, keeps_transposes=keeps).flags
 
 
 def job_of_run(config: HostConfig, args: HostArguments, lora: Mapping[str, Any] | None = None) -> Job:

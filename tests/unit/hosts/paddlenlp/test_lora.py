@@ -18,6 +18,9 @@ from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.loading import from_pretrained, load_config, load_model
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, read_lora, target_modules
+from paddle_te.hosts.paddlenlp.training.finetune import make_model
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments
+from paddle_te.hosts.paddlenlp.training.out_of_memory import lora_of
 from paddle_te.layers import stored_weights
 from paddle_te.models.lora import TARGETS
 from paddle_te.optimizer import fuse_clipping
@@ -215,6 +218,24 @@ def test_over_weights_in_fp8_only(seed, tmp_path, targets, fp8_recipe):
         np.testing.assert_array_equal(gradient.numpy(), theirs[name].grad.numpy(), err_msg=name)
     with pytest.raises(RuntimeError, match="merge into those that they were made from"):
         got.merge()
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeping transposes"])
+def test_fine_tuning_keeps_the_transposed_copies_that_it_is_told_to(tmp_path, keeps):
+    """And so the advice after a lack of memory counts them."""
+    LlamaForCausalLM(tiny_config()).save_pretrained(str(tmp_path))
+    config = load_config(tmp_path, "paddle", use_fp8=True, seq_length=64)
+    asked = FinetuneModelArguments(
+        model_name_or_path=str(tmp_path), lora=True, quantize_base="fp8", keep_fp8_transpose_cache=keeps
+    )
+    training = SimpleNamespace(
+        transformer_engine_backend="paddle", pipeline_parallel_degree=1, tensor_parallel_degree=1,
+        model_dtype="float32", verify_checkpoint="full", recompute=False,
+    )  # fmt: skip
+    lora = make_model(config, asked, training)
+    stored = [scale for layer, _ in stored_weights(lora.model).values() for scale in layer.fp8.stored]
+    assert stored and all(scale.scaling.keeps_transpose == keeps for scale in stored)
+    assert lora_of(lora)["keep_fp8_transpose_cache"] == keeps
 
 
 def test_weights_in_fp8_only_are_not_trained(seed, tmp_path):

@@ -8,6 +8,7 @@ from paddlenlp.trainer import PdArgumentParser
 from paddlenlp.transformers import LlamaConfig
 
 from paddle_te import configs
+from paddle_te.fp8 import DelayedScaling, Float8BlockScaling, stored_scaling
 from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments
@@ -76,10 +77,13 @@ def test_advice(config, arguments):
 
 def adapter(targets="all", rank=16, base=None):
     """What `advised` reads of a TELoRAModel."""
-    return SimpleNamespace(lora_config=lora_config(Adapter(targets=targets, rank=rank)), base_precision=base)
+    return SimpleNamespace(lora_config=lora_config(Adapter(targets=targets, rank=rank)), base_scaling=base)
 
 
-@pytest.mark.parametrize("base", [None, "fp8"])
+IN_FP8 = stored_scaling(DelayedScaling())
+
+
+@pytest.mark.parametrize("base", [None, IN_FP8], ids=["16 bits", "fp8"])
 def test_advice_for_lora(monkeypatch, arguments, base):
     """Llama-3-70B's weights in bf16 are more than an H200 has; in fp8 they fit, with parts of layers computed again."""
     monkeypatch.setattr(out_of_memory, "device_name", lambda: "NVIDIA H200")
@@ -97,12 +101,14 @@ def test_advice_for_lora(monkeypatch, arguments, base):
     )
 
 
-def lora_flags(rank, targets, base):
-    return dict(lora=True, lora_rank=rank, lora_targets=targets, quantize_base=base)
+def lora_flags(rank, targets, base, keeps=False):
+    return dict(lora=True, lora_rank=rank, lora_targets=targets, quantize_base=base, keep_fp8_transpose_cache=keeps)
 
 
 def test_adapters_of_other_targets():
-    assert out_of_memory.lora_of(adapter("mlp", 8, "fp8 in blocks")) == lora_flags(8, "mlp", "fp8")
+    for keeps in (False, True):
+        base = stored_scaling(Float8BlockScaling(), keeps)
+        assert out_of_memory.lora_of(adapter("mlp", 8, base)) == lora_flags(8, "mlp", "fp8", keeps)
     other = adapter()
     other.lora_config.target_modules = [".*q_proj"]
     assert out_of_memory.lora_of(other) == lora_flags(16, "all", None)
