@@ -10,6 +10,7 @@ from paddle_te.options.option import (
     PATH,
     POSITIVE,
     SAME,
+    SEARCHED,
     SILENT,
     choice,
     option,
@@ -24,12 +25,8 @@ WITH_LORA = {"lora": True}
 FP8_BASE: dict[str, object] = {"use_fp8": True, "quantize_base": "fp8"}
 RSLORA_PLUS: dict[str, object] = {"rslora": True, "lora_alpha": 4, "lora_plus_scale": 4.0}
 # What memory and time of an adapter depend on: the field of Adapter, and its flag
-COUNTED = {
-    "rank": "lora_rank",
-    "targets": "lora_targets",
-    "fp8_base": "quantize_base",
-    "keeps_transposes": "keep_fp8_transpose_cache",
-}
+COUNTED = {"rank": "lora_rank", "targets": "lora_targets", "fp8_base": "quantize_base"}
+TRANSPOSES_KEPT = "keep_fp8_transpose_cache"
 
 
 @record
@@ -37,15 +34,13 @@ class Adapter(Record):
     """A LoRA adapter as a run is asked for it.
 
     rank: of A and B. targets: one of TARGETS, the projections that have A and B. fp8_base: whether the frozen weights
-    of the decoder layers exist in fp8 only. keeps_transposes: whether the transposed copies of these weights are kept.
-    alpha: B · A is multiplied by alpha / rank, with rslora alpha / sqrt(rank); None: PaddleNLP's choice, see
-    `numerator`. dropout: of A's inputs. plus_scale: B's learning rate over A's.
+    of the decoder layers exist in fp8 only. alpha: B · A is multiplied by alpha / rank, with rslora alpha / sqrt(rank);
+    None: PaddleNLP's choice, see `numerator`. dropout: of A's inputs. plus_scale: B's learning rate over A's.
     """
 
     rank: int = 32
     targets: str = TARGETS[0]
     fp8_base: bool = False
-    keeps_transposes: bool = False
     alpha: int | None = None
     rslora: bool = False
     dropout: float = 0.0
@@ -147,14 +142,14 @@ class LoRA:
     )
     keep_fp8_transpose_cache: bool = option(
         FLAG,
-        default=Adapter.keeps_transposes,
+        default=False,
         help="Keep the transposed copies of --quantize_base's weights, which backward reads, in one more byte a "
         "weight. Each is made when its weight is quantized, and no step makes any. Backend paddle needs none.",
         doc="keep the transposed copies of `--quantize_base`'s weights, in one more byte a weight, instead of making "
         "them in each backward; `paddle` needs none",
         zh="保留 `--quantize_base` 的权重的转置副本（每个权重多一个字节），不在每次反向计算中重新生成；`paddle` 不需要",
         needs={"quantize_base": "fp8"},
-        planned=GIVEN,
+        planned=SEARCHED,
     )
     lora_path: str | None = option(
         PATH,
@@ -180,7 +175,6 @@ class LoRA:
             rank=self.lora_rank,
             targets=self.lora_targets,
             fp8_base=self.fp8_base,
-            keeps_transposes=self.keep_fp8_transpose_cache,
             alpha=self.lora_alpha,
             rslora=self.rslora,
             dropout=self.lora_dropout,

@@ -23,8 +23,7 @@ from paddle_te.job.record import PREFERENCES
 from paddle_te.options import BACKENDS, option
 from paddle_te.options.fp8 import SKIP_LAYERS
 from paddle_te.options.layers import stored_in_fp8
-from paddle_te.options.lora import COUNTED as ADAPTERS
-from paddle_te.options.lora import TARGETS, Adapter
+from paddle_te.options.lora import TARGETS, TRANSPOSES_KEPT, Adapter
 from paddle_te.options.training import MASTER_WEIGHTS, OPTIMIZER, PATTERNS, STATES_ON_HOST, UPDATED_HERE
 from paddle_te.planner import formulas
 from paddle_te.planner.frozen import check_patterns
@@ -39,7 +38,7 @@ from paddle_te.planner.search import SEQUENCES, Search, search, usual_tokens
 from paddle_te.table import in_columns
 
 RANDOM_TOKENS = "--MOCK_DATA=1"
-STORED, KEPT = next(iter(stored_in_fp8(True))), ADAPTERS["keeps_transposes"]
+STORED = next(iter(stored_in_fp8(True)))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lora_targets", choices=TARGETS, help=f"as in fine-tuning; default {Adapter.targets}")
     parser.add_argument("--quantize_base", choices=("fp8",), help="as in fine-tuning, with LoRA in fp8")
     parser.add_argument(
-        f"--{KEPT}", choices=("true", "false"), default="false", help="as in fine-tuning, with --quantize_base fp8"
+        f"--{TRANSPOSES_KEPT}", choices=("true", "false"), help="as in fine-tuning; default: what is faster and fits"
     )
     parser.add_argument(
         "--freeze", nargs="+", metavar="PATTERN", help="as in training: regular expressions of what is not"
@@ -152,9 +151,9 @@ def _skipped(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _lora(arguments: argparse.Namespace) -> dict[str, object]:
     """The flags of an adapter. Raises ValueError where they do not go together."""
-    keeps = getattr(arguments, KEPT) == "true"
-    if keeps and not arguments.quantize_base:
-        raise ValueError(f"--{KEPT} true needs --quantize_base fp8; alone it means nothing")
+    kept = getattr(arguments, TRANSPOSES_KEPT)
+    if kept and not arguments.quantize_base:
+        raise ValueError(f"--{TRANSPOSES_KEPT} needs --quantize_base fp8; alone it means nothing")
     if not arguments.lora_rank:
         alone = [f"--{name}" for name in ("lora_targets", "quantize_base") if getattr(arguments, name)]
         if alone:
@@ -165,8 +164,8 @@ def _lora(arguments: argparse.Namespace) -> dict[str, object]:
     if getattr(arguments, STATES_ON_HOST):
         raise ValueError(f"--{STATES_ON_HOST} with --lora_rank: an adapter's states are too small to be moved")
     targets = arguments.lora_targets or Adapter.targets
-    in_fp8 = arguments.quantize_base is not None
-    return Adapter(rank=arguments.lora_rank, targets=targets, fp8_base=in_fp8, keeps_transposes=keeps).flags
+    adapter = Adapter(rank=arguments.lora_rank, targets=targets, fp8_base=arguments.quantize_base is not None)
+    return adapter.flags | ({TRANSPOSES_KEPT: kept == "true"} if kept else {})
 
 
 def _task(arguments: argparse.Namespace) -> dict[str, object]:

@@ -55,8 +55,8 @@ def layout(
     """Return the Job that the launcher starts with te on so many devices of nvgpu.
 
     sequence: tokens. sharding: ranks that share states, in this stage. overlap: OVERLAP=1. recompute: the launcher's.
-    lora: whether an adapter is trained, or its {"rank", "targets", "fp8_base", "keeps_transposes"}. flags: others,
-    by name or in words of _SHORT.
+    lora: whether an adapter is trained, or its {"rank", "targets", "fp8_base"}. flags: others, by name or in words of
+    _SHORT.
     """
     known: dict[str, Any] = _ONE | (WHOLE_LAYERS | {"recompute_granularity": recompute} if recompute != "none" else {})
     known |= stored_in_fp8(True) if fp8_input_store else {}
@@ -202,4 +202,5 @@ def recompute_text(job: Job) -> str:
 def memory_text(job: Job) -> str:
     """Return the same, and how many tokens the MLP takes at a time where these are not all."""
     stored = ", SwiGLU's input in fp8" * job.stores_input_in_fp8
+    stored += ", transposes kept" * job.keep_fp8_transpose_cache
     return recompute_text(job) + stored + f", MLP in chunks of {job.chunk}" * job.mlp_in_chunks

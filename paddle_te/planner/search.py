@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from paddle_te.job import FINETUNE, Job, check, fault
 from paddle_te.options.launcher import OVERLAPS, SPLIT
 from paddle_te.options.layers import DISPATCHERS, LAYERS_ON_HOST, again, in_chunks, stored_in_fp8
+from paddle_te.options.lora import TRANSPOSES_KEPT
 from paddle_te.options.training import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE, STATES_ON_HOST, WHOLE_LAYERS
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import by_flag, shape
@@ -152,9 +154,9 @@ def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
 
 
 def _of_memory(model: Model, layout: Job, given: Collection[str]) -> Iterator[Job]:
-    """Yield the layout with all that backward may compute again, and with the loss at once and in chunks.
+    """Yield the layout with all that backward may compute again or read, and with the loss at once and in chunks.
 
-    The user may have decided on these.
+    What backward may read is the transposed copies of a base in fp8. The user may have decided on these.
     """
     own = {name: getattr(layout, name) for each in (again(), in_chunks(0)) for name in each if name in given}
     # layers with LoRA have no chunks, and experts neither
@@ -164,9 +166,11 @@ def _of_memory(model: Model, layout: Job, given: Collection[str]) -> Iterator[Jo
         every = ({}, WHOLE_LAYERS | {"recompute_granularity": "core_attn"})
     at_once = (False, True) if layout.pp == 1 and not layout.fp8_lm_head else (False,)
     chunks = (layout.use_fused_linear_cross_entropy,) if "use_fused_linear_cross_entropy" in given else at_once
+    decided = TRANSPOSES_KEPT in given or not layout.fp8_base
+    transposes = (layout.keep_fp8_transpose_cache,) if decided else (False, True)
     for each in dict.fromkeys(tuple((each | own).items()) for each in every):
-        for in_pieces in chunks:
-            yield layout.but(use_fused_linear_cross_entropy=in_pieces, **dict(each))
+        for in_pieces, kept in product(chunks, transposes):
+            yield layout.but(use_fused_linear_cross_entropy=in_pieces, **{TRANSPOSES_KEPT: kept}, **dict(each))
 
 
 def _with_what_is_stored(layout: Job) -> Job:
@@ -183,6 +187,8 @@ def _fitted(model: Model, every: Iterable[Job], gpu: Gpu, given: Collection[str]
     for layout in every:
         memory = memory_of_step(model, layout)
         lack = lacking(memory, model, layout, gpu)
+        if lack > 0 and layout.keep_fp8_transpose_cache and TRANSPOSES_KEPT not in given:
+            continue  # the same without them needs less
         found = [layout] if lack <= 0 else list(_made_smaller(model, layout, memory, lack, gpu, given))
         yield from [each for each in found if _accepted(model, each) and host_bytes(model, each) <= gpu.host * 1e9] or [
             layout

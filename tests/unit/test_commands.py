@@ -86,9 +86,7 @@ def test_the_converters_and_verifys(folder, tmp_path, printed):
     assert [str(each) for each in verifies.folders] == [str(folder)]
 
 
-@pytest.mark.parametrize(
-    "lora", [None, *(dict(rank=16, targets="mlp", fp8_base=True, keeps_transposes=keeps) for keeps in (False, True))]
-)
+@pytest.mark.parametrize("lora", [None, dict(rank=16, targets="mlp", fp8_base=True)])
 @pytest.mark.parametrize("model", ["meta-llama/Meta-Llama-3-8B", *HOSTILE])
 def test_the_planners_after_a_lack_of_memory(model, lora, monkeypatch, printed):
     """Of a run, and of the launcher."""
@@ -103,7 +101,6 @@ def test_the_planners_after_a_lack_of_memory(model, lora, monkeypatch, printed):
     for found in map(parsed, printed):
         assert (found.model, found.seq, found.gpu, found.gpus) == (model, 8192, "h100", 8)
         assert (found.lora_rank, found.quantize_base) == ((16, "fp8") if lora else (None, None))
-        assert (found.keep_fp8_transpose_cache == "true") == bool(lora and lora["keeps_transposes"])
 
 
 def test_the_planners_for_auto_on_another_machine(monkeypatch, printed):
@@ -120,7 +117,7 @@ SEARCHES = [
     ("Qwen/Qwen2.5-7B", 4, 4096, dict(fp8_input_store=True)),
     ("gpt-126m", 2, 1024, dict(optimizer_in_backward="unclipped")),
     ("meta-llama/Meta-Llama-3-70B", 4, 4096, dict(lora=dict(rank=16, targets="attention", fp8_base=True))),
-    ("meta-llama/Meta-Llama-3-8B", 1, 4096, dict(lora=dict(rank=16, fp8_base=True, keeps_transposes=True))),
+    ("meta-llama/Meta-Llama-3-8B", 1, 4096, dict(lora=dict(rank=16, fp8_base=True))),
 ]
 
 

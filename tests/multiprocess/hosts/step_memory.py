@@ -45,7 +45,7 @@ CASES = {
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),
     "LoRA": (FEW_WORDS, dict(lora=dict(rank=8))),
     "LoRA, base in fp8": ({}, dict(lora=dict(rank=8, fp8_base=True))),
-    "LoRA, base in fp8, transposes kept": ({}, dict(lora=dict(rank=8, fp8_base=True, keeps_transposes=True))),
+    "LoRA, base in fp8, transposes kept": ({}, dict(lora=dict(rank=8, fp8_base=True), keep_fp8_transpose_cache=True)),
     "LoRA, base in fp8, less kept": (FEW_WORDS | STORED, dict(lora=dict(rank=8, fp8_base=True)) | LESS_KEPT),
     "less kept": (FEW_WORDS | STORED, LESS_KEPT),
     "LoRA, base in fp8, recomputed": (FEW_WORDS, dict(lora=dict(rank=8, fp8_base=True), recompute="full")),
@@ -73,7 +73,7 @@ def peak(case):
     before = core.device_memory_stat_current_value("Allocated", 0)
     config, layout = config_of(case), layout_of(case)
     lora = layout.get("lora", {})
-    with fp8.fp8_model_init(lora.get("fp8_base", False), None, lora.get("keeps_transposes", False)):
+    with fp8.fp8_model_init(lora.get("fp8_base", False), None, layout.get("keep_fp8_transpose_cache", False)):
         model = model_class(config).from_config(config, dtype="bfloat16")
     if "recompute" in layout:
         model.recompute_enable()

@@ -174,7 +174,7 @@ def finetuning(tmp_path):
         ("full", "", None, None),
         ("lora", "", False, "all"),
         ("lora-mlp", "--lora_rank 16 --quantize_base fp8", True, "mlp"),
-        ("lora-mlp", "--lora_rank 16 --quantize_base fp8 --keep_fp8_transpose_cache true", True, "mlp"),
+        ("lora-mlp", "--lora_rank 16 --quantize_base fp8 --keep_fp8_transpose_cache false", True, "mlp"),
     ],
 )
 def test_fine_tuning_is_left_to_the_planner(method, extra, fp8_base, targets, finetuning, capsys):
@@ -183,7 +183,8 @@ def test_fine_tuning_is_left_to_the_planner(method, extra, fp8_base, targets, fi
     assert (layout.pp, layout.vp, layout.overlaps, layout.world) == (1, 1, False, 8)
     assert layout.tokens_per_step == 8 * 16 * 4096 and args.batch_size_per_device * args.GA * layout.data == 128
     assert layout.lora == (targets is not None) and layout.fp8_base == bool(fp8_base)
-    assert layout.keep_fp8_transpose_cache == ("keep_fp8_transpose_cache" in extra)
+    assert layout.keep_fp8_transpose_cache == (layout.fp8_base and "keep_fp8_transpose_cache false" not in extra)
+    assert layout.keep_fp8_transpose_cache == ("keep_fp8_transpose_cache true" in args.EXTRA_ARGS)
     assert not layout.lora or (layout.lora_rank, layout.lora_targets) == (16 if extra else 32, targets)
     assert "--lora_rank" not in args.EXTRA_ARGS or args.EXTRA_ARGS.count("--lora_rank") == 1
     said = capsys.readouterr().err

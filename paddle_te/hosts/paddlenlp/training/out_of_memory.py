@@ -17,7 +17,7 @@ from paddle_te.job.words import printed
 from paddle_te.models.backend import is_te
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.layers import stored_in_fp8
-from paddle_te.options.lora import Adapter
+from paddle_te.options.lora import TRANSPOSES_KEPT, Adapter
 from paddle_te.options.training import OPTIMIZER, chosen
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import adapter_flags, extra_arguments, shape
@@ -106,8 +106,8 @@ def lora_of(model: HostModel) -> dict[str, Any]:
     there = {*model.lora_config.target_modules}
     targets = next((name for name in TARGETS if {*target_modules(name)} == there), "all")
     scaling = model.base_scaling
-    in_fp8, keeps = scaling is not None, scaling is not None and scaling.keeps_transpose
-    return Adapter(rank=model.lora_config.r, targets=targets, fp8_base=in_fp8, keeps_transposes=keeps).flags
+    adapter = Adapter(rank=model.lora_config.r, targets=targets, fp8_base=scaling is not None)
+    return adapter.flags | {TRANSPOSES_KEPT: scaling is not None and scaling.keeps_transpose}
 
 
 def job_of_run(config: HostConfig, args: HostArguments, lora: Mapping[str, Any] | None = None) -> Job:
