@@ -1,4 +1,4 @@
-"""Kernels of paddle_te/native/kernels on threads of the CPU, by g++; without float16, whose casts are PTX."""
+"""Kernels of paddle_te/native/kernels on the CPU, by g++; without float16, whose casts are PTX."""
 
 import ctypes
 import functools
@@ -16,24 +16,39 @@ FOLDER = Path(kernels.__file__).parent
 SHARED = 48 << 10  # bytes of a block
 NUMPY = {DType.FLOAT32: np.float32, DType.BFLOAT16: ml_dtypes.bfloat16}
 
-# CUDA's language: one thread a CUDA thread, blocks one after another; and casts to bfloat16 and fp8, which are PTX too.
+# CUDA's language, and casts to bfloat16 and fp8, which are PTX. A block's threads run in turn, each until it waits for
+# others; threads of the system would spend most of their time on barriers. Rounds and blocks take opposite orders, the
+# first of which begins with the last thread: where a barrier is missing some thread reads what is not there yet.
 HARNESS = r"""
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
+#include <ucontext.h>
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <utility>
 #define __device__ inline
 #define __global__
 #define __shared__ static
 #define __launch_bounds__(...)
 struct Index { unsigned x; };
-static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
-static pthread_barrier_t barrier;
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
+static Index threadIdx, blockIdx, blockDim, gridDim;
+constexpr unsigned kLargestBlock = 1024, kStackBytes = 64 << 10;
+struct Thread {
+  ucontext_t context;
+  bool ended;
+  char* stack;
+};
+static Thread threads[kLargestBlock];
+static ucontext_t scheduler;
+struct Barrier {
+  unsigned arrived, passed;
+  void wait(unsigned count) {
+    const unsigned before = passed;
+    if (++arrived == count) arrived = 0, passed++;
+    while (passed == before) swapcontext(&threads[threadIdx.x].context, &scheduler);
+  }
+};
+static Barrier of_block, of_masks[kLargestBlock];  // by their first threads
+static void __syncthreads() { of_block.wait(blockDim.x); }
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 static float exponential(float x) { return static_cast<float>(exp(static_cast<double>(x))); }
@@ -44,24 +59,13 @@ static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   for (int i = 0; i < 4; i++) result |= (bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
 }
-static void atomicMax(int* at, int value) {
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> guard(mutex);
-  *at = value > *at ? value : *at;
-}
-static std::mutex counting;
-static void atomicMax(unsigned long long* at, unsigned long long value) {
-  std::lock_guard<std::mutex> guard(counting);
-  *at = value > *at ? value : *at;
-}
-static void atomicAdd(unsigned long long* at, unsigned long long value) {
-  std::lock_guard<std::mutex> guard(counting);
-  *at += value;
-}
+template <class T>
+static void atomicMax(T* at, T value) { *at = std::max(*at, value); }
+static void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
 struct uint4 { unsigned x, y, z, w; };
 static void __stcs(uint4* at, const uint4& value) { *at = value; }
 static float rsqrtf(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
-static unsigned of_threads[1024];
+static unsigned of_threads[kLargestBlock];
 static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of a block call it
   of_threads[threadIdx.x] = value;
   __syncthreads();
@@ -84,14 +88,8 @@ static unsigned __ballot_sync(unsigned mask, bool vote) {  // all threads of a b
 }
 static void sync_of(unsigned mask) {  // the threads of a warp's mask, or of the block where it is all
   if (mask == 0xffffffff) return __syncthreads();
-  static std::map<unsigned, pthread_barrier_t> barriers;  // by their first threads
-  static std::mutex mutex;
   const unsigned first = threadIdx.x / 32 * 32 + __builtin_ctz(mask);
-  std::unique_lock<std::mutex> guard(mutex);
-  if (!barriers.count(first)) pthread_barrier_init(&barriers[first], nullptr, __builtin_popcount(mask));
-  pthread_barrier_t& barrier = barriers[first];
-  guard.unlock();
-  pthread_barrier_wait(&barrier);
+  of_masks[first].wait(__builtin_popcount(mask));
 }
 static float __shfl_xor_sync(unsigned mask, float value, int lanes) {  // all threads of the mask call it
   of_threads[threadIdx.x] = __float_as_uint(value);
@@ -145,17 +143,37 @@ static void call(void (*kernel)(P...), const long long* a, std::index_sequence<I
   kernel((P)a[I]...);
 }
 template <class... P>
-static void run(void (*kernel)(P...), unsigned grid, unsigned block, const long long* a) {
-  pthread_barrier_init(&barrier, nullptr, block);
-  for (unsigned b = 0; b < grid; b++) {
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < block; t++)
-      threads.emplace_back([=] {
-        threadIdx.x = t, blockIdx.x = b, blockDim.x = block, gridDim.x = grid;
-        call(kernel, a, std::index_sequence_for<P...>());
-      });
-    for (auto& thread : threads) thread.join();
+struct Launch {
+  static inline void (*kernel)(P...);
+  static inline const long long* arguments;
+  static void thread() {
+    call(kernel, arguments, std::index_sequence_for<P...>());
+    threads[threadIdx.x].ended = true;
   }
+};
+static void run_block(void (*thread)()) {
+  for (unsigned t = 0; t < blockDim.x; t++) {
+    Thread& each = threads[t];
+    getcontext(&each.context);
+    if (!each.stack) each.stack = new char[kStackBytes];
+    each.context.uc_stack.ss_sp = each.stack, each.context.uc_stack.ss_size = kStackBytes;
+    each.context.uc_link = &scheduler, each.ended = false;
+    makecontext(&each.context, thread, 0);
+  }
+  for (unsigned round = 0, left = blockDim.x; left; round++)
+    for (unsigned i = 0; i < blockDim.x; i++) {
+      threadIdx.x = (round + blockIdx.x) % 2 ? i : blockDim.x - 1 - i;
+      Thread& each = threads[threadIdx.x];
+      if (each.ended) continue;
+      swapcontext(&scheduler, &each.context);
+      left -= each.ended;
+    }
+}
+template <class... P>
+static void run(void (*kernel)(P...), unsigned grid, unsigned block, const long long* a) {
+  Launch<P...>::kernel = kernel, Launch<P...>::arguments = a;
+  gridDim.x = grid, blockDim.x = block;
+  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) run_block(Launch<P...>::thread);
 }
 """
 

@@ -183,7 +183,7 @@ def rows_of(chosen, probs, multiple, rows):
 @pytest.fixture(params=[(50, 5, 1), (700, 3, 16), (3, 9, 128)], ids=str)
 def placed(request, on_cpu, seed, monkeypatch):
     """(chosen, probs, rows, multiple, what the kernels wrote)."""
-    monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
+    monkeypatch.setattr(experts, "_BLOCK", 8)
     tokens, count, multiple = request.param
     monkeypatch.setattr(experts, "_PLACING_BLOCK", 64 if tokens < 512 else 32)  # two warps, or one that takes two turns
     chosen = draw_map(seed, tokens, count)
@@ -304,7 +304,7 @@ def test_gelu_times_the_probabilities(on_cpu, placed, seed):
 
 
 def test_what_experts_without_rows_have_is_zeroed(on_cpu, monkeypatch):
-    monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
+    monkeypatch.setattr(experts, "_BLOCK", 8)
     counts, gradients = np.array([3, 0, 5, 0], "int64"), np.ones([4, 5000], "float32")
     experts.zero_empty(on_cpu, on_cpu, gradients.ctypes.data, counts.ctypes.data, 4, 20000)
     assert (gradients == [[1], [0], [1], [0]]).all()
