@@ -3,6 +3,7 @@
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import importlib.util
 import os
 import shutil
@@ -36,6 +37,7 @@ def missing_gpu():
 
 
 def pytest_configure(config):
+    gc.disable()  # until all tests are imported, with Paddle
     # a shell's background job ignores it, and so would the children that tests interrupt
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +65,13 @@ def pytest_collection_modifyitems(items):
     if gpu_items and (reason := missing_gpu()):
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish():
+    """Python's collections pass over what is there now: those of Paddle and of the tests."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ Hopper demands: an fp8 GEMM reads its operands along k, so a transposed one must
 import collections
 import ctypes
 import functools
+import math
 import types
 
 import ml_dtypes
@@ -36,7 +37,7 @@ def at(pointer, shape, dtype):
     """The array that lies at an address."""
     assert pointer, "null pointer"
     dtype = np.dtype(dtype)
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype).reshape(shape)
 
 

@@ -3,14 +3,11 @@
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-
-import pytest
 
 from tests import processes
 
@@ -25,17 +22,6 @@ def build_host():
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
-
-
-@pytest.fixture(scope="session")
-def fake_cupti(tmp_path_factory):
-    """The library that nvgpu takes for NVIDIA's CUPTI where a process has loaded it; see fake_cupti.cpp."""
-    if not shutil.which("g++"):
-        pytest.skip("needs g++")
-    library = tmp_path_factory.mktemp("fake") / "libcupti.so.13"
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcupti.so.13"]
-    subprocess.run([*command, PLUGIN_TESTS / "fake_cupti.cpp", "-o", library], check=True)
-    return library
 
 
 def python_path():

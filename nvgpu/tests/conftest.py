@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests import nvgpu_processes, processes, seeds
-from tests.nvgpu_processes import fake_cupti
+from tests.fake_cupti import fake_cupti
 
 __all__ = ["fake_cupti"]  # a fixture
 

@@ -210,7 +210,10 @@ def main():
     if os.fork():
         os._exit(0)
     os.setsid()
-    _import_what_ranks_import()
+    from paddle_te.scripts import not_collecting
+
+    with not_collecting():  # nor in forks, whose memory stays shared
+        _import_what_ranks_import()
     path, descriptor = sys.argv[1:]
     server = Server(Path(path), socket.socket(fileno=int(descriptor)))
     forked = server.serve()

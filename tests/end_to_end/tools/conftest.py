@@ -1,5 +1,5 @@
 """What these tests share with nvgpu's."""
 
-from tests.nvgpu_processes import fake_cupti
+from tests.fake_cupti import fake_cupti
 
 __all__ = ["fake_cupti"]  # a fixture
