@@ -36,9 +36,33 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("damaged") / "world"
 
 
+def state(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """What tells whether something below a folder has changed: copies keep the times of their originals."""
+    found = {path: path.lstat() for path in (folder, *folder.rglob("*"))}
+    return {path: (stat.st_ino, stat.st_mtime_ns, stat.st_size, stat.st_mode) for path, stat in found.items()}
+
+
+COPIED: dict[Path, dict[Path, tuple[int, ...]]] = {}  # the parts of a world, as they were when they were copied
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def fresh(whole: Path, place: Path) -> Path:
-    shutil.rmtree(place, ignore_errors=True)
-    return Path(shutil.copytree(whole, place))
+    """Makes `place` a copy of `whole`: of its parts, those that have changed are copied again."""
+    place.mkdir(exist_ok=True)
+    for part in place.iterdir():
+        if part not in COPIED or state(part) != COPIED[part]:
+            remove(part)
+    for original in whole.iterdir():
+        if not (part := place / original.name).exists():
+            shutil.copytree(original, part) if original.is_dir() else shutil.copy2(original, part)
+            COPIED[part] = state(part)
+    return place
 
 
 @pytest.fixture(scope="module")
