@@ -102,14 +102,14 @@ def state_dict(root: nn.Layer, recipe: Recipe) -> dict[str, Any]:
     """Return the scaling state of all layers under `root` for `recipe`, on the host.
 
     {"version", "recipe": its fields, "modules": {name: {"forward": {"amax_history": [len, 2·GEMMs] (input and weight
-    of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
-    the last update, "fresh": whether there has been no update yet}}}. Current scaling has no state: no modules. It is
-    this rank's; see `reduce_amax`.
+    of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether its next forward may begin a
+    step, "fresh": whether there has been no update yet}}}. Current scaling has no state: no modules. It is this rank's;
+    see `reduce_amax`.
     """
     bindings = _bindings(_serving(root, recipe), recipe)
     copies = _copies(bindings)
     saved: dict[str, dict[str, Any]] = {
-        name: {"done": binding.done == binding.pair.generation, "fresh": binding.pair.fresh}
+        name: {"done": binding.done == binding.pair.done == binding.pair.generation, "fresh": binding.pair.fresh}
         for name, binding in bindings.items()
     }
     for name, direction, block, columns in _columns(bindings):
@@ -182,8 +182,9 @@ def set_state_dict(root: nn.Layer, state: dict[str, Any], recipe: Recipe) -> Non
         pair.set_fresh(pair not in updated)
         pair.generation += 1  # weights quantized under the scales before are of no use any more
     for name, binding in bindings.items():
-        binding.pair.active = True
-        binding.done = binding.pair.generation if state["modules"][name]["done"] else None
+        pair, done = binding.pair, state["modules"][name]["done"]
+        pair.active, binding.done = True, pair.generation if done else None
+        pair.done = binding.done if done else pair.done
 
 
 def save(path: str | Path, root: nn.Layer, recipe: Recipe, names: Mapping[str, str] | None = None) -> None:

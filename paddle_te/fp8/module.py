@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import paddle
 from paddle import nn
 from paddle.distributed.communication.group import Group
 
@@ -121,7 +122,7 @@ class DelayedBinding(Binding):
     """A Binding under delayed scaling, with its place among the other modules.
 
     pair: the BlockPair, where `move_to` has put it. gemm: the place of the first GEMM in it. done: the generation of
-    scales in which the module last completed a backward.
+    scales in which the module's latest pass ended, None as long as that runs.
     """
 
     pair: BlockPair
@@ -144,11 +145,12 @@ class DelayedBinding(Binding):
 class ForwardPass:
     """From a module's forward to the end of its backward, or until nobody can run that any more. recipe: forward's."""
 
-    __slots__ = ("recipe", "_scaling", "_binding", "_generation", "_training")
+    __slots__ = ("recipe", "_scaling", "_binding", "_generation", "_learns")
 
     def __init__(self, scaling: ModuleScaling, binding: DelayedBinding, training: bool) -> None:
         self.recipe = binding.state.recipe
-        self._scaling, self._training = scaling, training
+        self._scaling = scaling
+        self._learns = training and paddle.is_grad_enabled()  # False: recompute's first forward, too
         self._binding: DelayedBinding | None = binding
         self._generation = binding.pair.generation
         binding.pair.in_flight += 1
@@ -166,16 +168,18 @@ class ForwardPass:
                 f"fp8 scales were updated between forward and backward of {self._scaling.name or 'a module'}; "
                 "call fp8.new_step() only when every forward has had its backward"
             )
-        if self._training:
-            binding.done = self._generation
+        if self._learns:
+            binding.pair.done = self._generation
 
     def _close(self) -> DelayedBinding | None:
         binding, self._binding = self._binding, None
         if binding is not None:
             binding.pair.in_flight -= 1
+            if self._learns:
+                binding.done = self._generation
         return binding
 
-    __del__ = _close  # the graph was dropped, or there was none (no_grad)
+    __del__ = _close  # the graph was dropped, or there was none (no_grad, or nothing to learn up to here)
 
 
 def has_fp8_backward(quantizers: Sequence[GemmQuantizers] | None) -> bool:
@@ -239,10 +243,11 @@ class ModuleScaling:
         is_first_microbatch: as `fp8.microbatch`, which gives the value for None.
 
         Under delayed scaling a training forward with is_first_microbatch None or True begins a new step and updates all
-        scales of its model. It does so only if this module has completed a backward since the last update and no
-        forward still waits for its backward. So scales are not updated by recompute, whose second forward comes before
-        the backward, by evaluation (training False), which records no amax, or by a pipeline's forward while others are
-        in flight.
+        scales of its model. It does so only if since the last update a module of the model has completed a backward,
+        this module's latest pass has ended, with its backward or (in frozen first layers) without one, and no forward
+        still waits for its backward. So scales are not updated by recompute, whose second forward comes before the
+        backward, by evaluation (training False), which records no amax, or by a pipeline's forward while others are in
+        flight.
 
         Raises RuntimeError for weights that exist in fp8 only outside `fp8_autocast`, and under a recipe that cannot
         read them.
@@ -268,9 +273,9 @@ class ModuleScaling:
         if training:
             state.group = context.group
             may_begin_step = is_first_microbatch is not False and not context.in_recompute
-            if may_begin_step and binding.done == binding.pair.generation:
+            if may_begin_step and binding.done == binding.pair.done == binding.pair.generation:
                 state.begin_step(binding.pair)
-            binding.pair.active = True
+            binding.pair.active, binding.done = True, None
         forward_pass = ForwardPass(self, binding, training)
         generation, group = binding.pair.generation, state.reduction_group()
         return tuple([GemmQuantizers(gemm, forward_pass, is_first_microbatch, generation, group) for gemm in gemms])

@@ -275,12 +275,14 @@ class BlockPair:
 
     active: a module of theirs had a training forward since the last update of the scales.
     generation: counts the steps that were ended, by an update or by forgetting them.
+    done: the generation in which a module of theirs last completed a backward.
     in_flight: forward passes whose backward has not been.
     """
 
     def __init__(self, forward: Block, backward: Block) -> None:
         self.forward, self.backward = forward, backward
         self.active, self.generation, self.in_flight = False, 0, 0
+        self.done: int | None = None
         self.warned = False  # that the scales stay as they are
 
     @property

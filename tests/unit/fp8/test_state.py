@@ -127,7 +127,7 @@ class Run:
     def forward(self, is_first=None, record=True):
         xs = [paddle.randn([4, 16]) * float(np.exp(np.random.uniform(-3, 3))) for _ in self.layer.weights]
         for x in xs:
-            x.stop_gradient = False
+            x.stop_gradient = self.layer.weights[0].stop_gradient
         if record:
             for i, (x, weight) in enumerate(zip(xs, self.layer.weights, strict=True)):
                 self.simulation.see(i, "input", x.numpy())
@@ -197,6 +197,25 @@ def test_gradient_accumulation_that_nobody_tells_of(seed):
             run.new_step()
         run.backward(run.forward())
         run.simulation.check()
+
+
+@recipes
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_first_layer_without_a_backward(recipe, micro_batches, seed):
+    """It is frozen, and no gradient passes through it. A step begins with its forward all the same."""
+    first, second = runs = [Run(recipe), Run(recipe)]
+    fp8.bind_model(paddle.nn.LayerList([run.layer for run in runs]))
+    for weight in first.layer.weights:
+        weight.stop_gradient = True
+    for step in range(4):
+        for run in runs if step else ():
+            run.new_step()
+        for i in range(micro_batches):
+            with microbatch(is_first=i == 0 if micro_batches > 1 else None):
+                first.forward()
+                second.backward(second.forward())
+            for run in runs:
+                run.simulation.check()
 
 
 @recipes
