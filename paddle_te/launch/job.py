@@ -12,6 +12,7 @@ from paddle_te.launch import JobModule
 from paddle_te.launch.devices import find_devices, has_gpu
 from paddle_te.launch.errors import LaunchError
 from paddle_te.launch.flags import extra_flags, ranks_of_a_sequence, trains
+from paddle_te.launch.nodes import several_tasks
 from paddle_te.launch.peers import JOIN_SECONDS, Peers
 from paddle_te.launch.plan import Plan, plan_for
 from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted
@@ -50,9 +51,11 @@ def _run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
                 say(f"the file system of {plan.output} knows no locks: take care that one run uses it at a time")
         if plan.nodes.count > 1:
             peers = Peers(plan.nodes, plan.processes, _token(), args.START_TIMEOUT or JOIN_SECONDS)
-    except (LaunchError, FolderInUse) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return REFUSED
+    except LaunchError as error:
+        return _refused(str(error))
+    except FolderInUse as error:
+        # on one node tasks may be runs of their own, each in its own folder
+        return _refused(several_tasks(os.environ) or str(error))
     try:
         for folder in plan.folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -70,6 +73,11 @@ def _run(job: JobModule, plan: Plan, args: argparse.Namespace) -> int:
             remove_leftovers(Path(str(staging)))  # ranks that were killed could not
         if lock:
             lock.release()
+
+
+def _refused(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return REFUSED
 
 
 def _alone() -> str:

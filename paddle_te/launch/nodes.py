@@ -34,7 +34,8 @@ def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
         return Nodes(host=addresses[0] if addresses else "127.0.0.1")
     if rank is None or rank >= count:
         raise LaunchError(f"NODE_RANK: with {count} nodes it must be 0 to {count - 1} (one a node), not {rank}")
-    _check_one_task_a_node(environ)
+    if wrong := several_tasks(environ):
+        raise LaunchError(wrong)
     if addresses and len(addresses) != count:
         raise LaunchError(f"IP_STR: it must hold {count} addresses, one a node, not {len(addresses)}")
     master = args.MASTER or (addresses[0] if addresses else None)
@@ -72,14 +73,19 @@ def _parts_of(master: str) -> tuple[str, str]:
     return address, port
 
 
-def _check_one_task_a_node(environ: Mapping[str, str]) -> None:
-    """srun --ntasks-per-node=8, usual where tasks are ranks, would start eight launchers on each node."""
+def several_tasks(environ: Mapping[str, str]) -> str:
+    """Return what is wrong where srun starts several launchers on a node, "" where it does not.
+
+    --ntasks-per-node=8 is usual where tasks are ranks. Tasks that have a NODE_RANK each are told apart by it.
+    """
     tasks, nodes = (environ.get(f"SLURM_STEP_NUM_{name}") for name in ("TASKS", "NODES"))
-    if "NODE_RANK" not in environ and tasks != nodes:
-        raise LaunchError(
-            f"SLURM_STEP_NUM_TASKS: srun starts this {tasks} times on {nodes} nodes; start it once a node "
-            "(--ntasks-per-node=1): it starts a process for each device itself"
-        )
+    if "NODE_RANK" in environ or tasks == nodes:
+        return ""
+    on = "one node" if nodes == "1" else f"{nodes} nodes"
+    return (
+        f"SLURM_STEP_NUM_TASKS: srun starts this {tasks} times on {on}; start it once a node (--ntasks-per-node=1): it "
+        "starts a process for each device itself"
+    )
 
 
 def _numeric(name: str) -> str:
