@@ -12,7 +12,7 @@ from typing import NoReturn
 from paddle_te.host import HOSTS
 from paddle_te.launch import JobModule, run_files
 from paddle_te.launch.errors import LaunchError
-from paddle_te.launch.names import arguments_of, name_of, remedy, script_of
+from paddle_te.launch.names import arguments_of, misspelt, name_of, remedy, script_of
 from paddle_te.options.launcher import AUTO, FALLBACKS
 from paddle_te.options.removed import check_removed
 
@@ -107,12 +107,14 @@ def parse(job: JobModule, words: list[str], environ: Mapping[str, str]) -> argpa
     words: --name=value or --name value, or values in the order of `job.ARGUMENTS`; or a run file, and names and values.
 
     Raises:
-        LaunchError: one of them is not what it may be.
+        LaunchError: one of them is not what it may be, or the environment has a name that is almost one of theirs.
     """
     try:
         check_removed([*words, *environ])
     except ValueError as error:
         raise LaunchError(str(error)) from error
+    if wrong := misspelt(job, environ):
+        raise LaunchError(wrong)
     if run_files.is_run_file(words):
         words = run_files.as_arguments(job, words, environ)
     words = by_name(job, words)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+from collections.abc import Iterable
 from functools import cache
+from os.path import commonprefix
 from pathlib import Path
 
 from paddle_te.host import PADDLENLP
@@ -18,6 +20,7 @@ from paddle_te.options import Option, launcher
 from paddle_te.options.launcher import COMBINED, VARIABLES
 
 LIKE = 0.75  # difflib's ratio from which a name is offered for another
+LONG = 8  # letters of a variable's name from which one with another letter is taken for a slip
 
 
 def name_of(job: JobModule) -> str:
@@ -55,6 +58,26 @@ def remedy(job: JobModule, name: str) -> str:
         here = _argument(job, spelled[each])
         return f"did you mean paddle-te {name_of(job)}'s --{here}?" if here else f"did you mean --{spelled[each]}?"
     return ""
+
+
+def misspelt(job: JobModule, environ: Iterable[str]) -> str:
+    """Return what is wrong with a name in the environment that may be meant for one of the job's variables, or "".
+
+    Only a name of several words and one letter more, less or other: the environment belongs to others, too.
+    """
+    known = {option.name for option in (*VARIABLES, *job.VARIABLES)}
+    for name in sorted({*environ} - known):
+        meant = next((each for each in known if _one_letter_apart(name, each)), "")
+        if meant and len(name) >= LONG and "_" in name:
+            return f"{name}: there is no such variable; did you mean {meant}? If it is not for this job, unset it"
+    return ""
+
+
+def _one_letter_apart(a: str, b: str) -> bool:
+    """Return whether a word is another one with a letter more, less or other, or with two that changed places."""
+    same = len(commonprefix([a, b]))
+    a, b = a[same:], b[same:]
+    return a[1:] in (b, b[1:]) or a == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
 
 @cache
