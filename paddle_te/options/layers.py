@@ -188,10 +188,10 @@ class Layers:
     moe_expert_capacity_factor: float | None = option(
         POSITIVE,
         default=None,
-        doc="an expert takes at most so many times its even share of a micro-batch's tokens, those with the greatest "
-        "probabilities; the others pass it by. By default experts take all tokens. Megatron's flag",
-        zh="一个专家最多处理其平均份额若干倍的 token（概率最大的那些），其余 token 绕过该专家；"
-        "默认处理全部 token。与 Megatron 的同名参数相同",
+        doc="an expert takes at most so many times its even share of a rank's tokens of a micro-batch, those with the "
+        "greatest probabilities; the others pass it by. By default experts take all tokens. Megatron's flag",
+        zh="一个专家最多处理其在该 rank 的 micro-batch 中平均份额若干倍的 token（概率最大的那些），其余 token 绕过"
+        "该专家；默认处理全部 token。与 Megatron 的同名参数相同",
         config=True,
     )
     moe_router_bias_update_rate: float | None = option(
