@@ -74,5 +74,7 @@ def fewer(args: argparse.Namespace, devices: list[str], before: int) -> argparse
             if sharded
             else next(n for n in range(min(args.FSDP, data_ranks), 0, -1) if data_ranks % n == 0 and n % args.EP == 0)
         )
+        if made.FSDP == 1:
+            made.OVERLAP = False  # which is for sharding only
         return made
     return None

@@ -279,6 +279,13 @@ def test_the_batch_stays_on_fewer_devices(before, left, degrees, after):
     assert (len(args.DEVICES), args.GA, args.FSDP) == after
 
 
+@pytest.mark.parametrize("left, overlap", [(2, True), (1, False)])
+def test_overlap_stays_where_there_is_sharding(left, overlap):
+    """Else OVERLAP=1 would be refused, and the job not start again."""
+    args = fewer(arguments(FSDP=4, OVERLAP=True), [str(i) for i in range(left)], 4)
+    assert args.FSDP == left and args.OVERLAP is overlap
+
+
 def test_tensor_and_pipeline_parallelism_need_their_devices():
     assert fewer(arguments(TP=2, PP=2), ["0", "1", "2"], 4) is None
 
