@@ -103,6 +103,8 @@ def _obstacle_of_layout(args: argparse.Namespace, world: int) -> str | None:
         return "it is for sharding, and FSDP=1 shards nothing: FSDP=all shards over all data-parallel devices"
     if args.sharding_stage == "stage3":
         return "it is for sharding_stage=stage1 or stage2; stage3's communication runs beside computation without it"
+    if args.PP > 1 and args.EP > 1:
+        return f"EP={args.EP} needs split_param, with which Paddle has no overlap for PP={args.PP}: OVERLAP=0"
     if args.PP > 1 and (name := next((name for name in ("SEP", "CP") if getattr(args, name) > 1), None)):
         return f"Paddle has it for PP={args.PP} or for {name}={getattr(args, name)}, not for both"
     if args.sharding_stage == "stage2" and (dp := world // (ranks_of_a_sequence(args) * args.FSDP)) > 1:

@@ -106,6 +106,7 @@ def test_empty_variables_count_as_not_set():
         (dict(sharding_stage="stage3", TP=1, FSDP=8), "for sharding_stage=stage1 or stage2; stage3's"),
         (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2: set FSDP=all, or stage1"),
         (dict(sharding_stage="stage1", TP=1, PP=2, CP=2, FSDP=2), "for PP=2 or for CP=2, not for both"),
+        (dict(sharding_stage="stage1", TP=1, PP=2, EP=2, **MIXTURE), "EP=2 needs split_param, with which Paddle"),
         (dict(precision="fp32"), "not gpu and fp32"),
         (dict(LOGGING_STEPS=1), "needs LOGGING_STEPS of 2 or more"),
     ],
