@@ -3,6 +3,7 @@
 {"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}], "tools": […]}     OpenAI's
 {"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}], "system": …}          ShareGPT's
 {"src": question, "tgt": answer}, {"src": [question, …], "tgt": [answer, …]}                          PaddleNLP's
+{"instruction": question, "input": more of it, "output": answer, "history": [[question, answer], …]}  Alpaca's
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, cycle, zip_longest
 from typing import Any
 
 Message = dict[str, Any]
@@ -27,7 +28,7 @@ SHAREGPT = {
     "function_response": "tool",
     "observation": "tool",
 }
-FORMS = '"messages", "conversations", or "src" and "tgt"'
+FORMS = '"messages", "conversations", "src" and "tgt", or "instruction" and "output"'
 SPOKEN = ("user", "assistant")  # roles whose turns may not be empty
 
 
@@ -40,7 +41,7 @@ class Conversation:
     """The messages of a record, in the order of their turns, as a chat template takes them.
 
     where: file and line, for messages. tools: JSON schemas, or None. question: whether it is one question and its
-    answer in PaddleNLP's form, which needs no template.
+    answer as texts, which need no template.
     """
 
     where: str
@@ -62,8 +63,11 @@ def parse(where: str, record: dict[str, Any]) -> Conversation:
     """Return the conversation of a record, with an answer. Raises ConversationError for a record of another form."""
     conversation = _parse(where, record)
     count = len(conversation.answers)
-    if "src" in record and conversation.messages[-1]["role"] != "assistant":
-        raise _uneven(where, count + 1, count)
+    if conversation.messages[-1]["role"] != "assistant":
+        if "src" in record:
+            raise _uneven(where, count + 1, count)
+        if "instruction" in record:
+            raise ConversationError(f'{where}: needs "output", the answer to its "instruction"')
     if not count:
         raise ConversationError(f"{where}: has no turn of the assistant, so there is nothing to train on")
     for number in conversation.answers:
@@ -119,6 +123,10 @@ def _of_messages(name: str) -> Callable[[str, dict[str, Any]], Conversation]:
 
 def _of_questions(where: str, record: dict[str, Any]) -> Conversation:
     """PaddleNLP's: texts, or lists of as many questions as answers; the last question may be without one."""
+    if record.get("history"):
+        raise ConversationError(
+            f'{where}: "history" stands beside "src": put its questions and answers into both lists'
+        )
     asked, answered = _texts(where, record, "src"), _texts(where, record, "tgt") if "tgt" in record else []
     if not asked or len(asked) - len(answered) not in (0, 1):
         raise _uneven(where, len(asked), len(answered))
@@ -146,11 +154,33 @@ def _texts(where: str, record: dict[str, Any], name: str) -> list[str]:
     return texts
 
 
+def alpaca_turns(where: str, record: dict[str, Any]) -> list[Message]:
+    """Return the turns of a record in Alpaca's form, as LLaMA-Factory reads it; the last may be without an answer.
+
+    A question is the instruction and, in lines below, the input. Raises ConversationError for what is no such record.
+    """
+    history, answer = record.get("history") or [], record.get("output")
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise ConversationError(f'{where}: "history" must be a list of pairs, a question and its answer each')
+    parts = [record[name] for name in ("instruction", "input") if record.get(name)]
+    if not all(isinstance(part, str) for part in parts):
+        raise ConversationError(f'{where}: "instruction" and "input" must be texts')
+    texts = [*chain.from_iterable(history), "\n".join(parts), *([] if answer is None else [answer])]
+    return [{"role": role, "content": text} for role, text in zip(cycle(SPOKEN), texts, strict=False)]
+
+
+def _of_alpaca(where: str, record: dict[str, Any]) -> Conversation:
+    turns = alpaca_turns(where, record)
+    conversation = _of_messages("messages")(where, record | {"messages": turns})
+    return replace(conversation, question=len(turns) <= 2 and len(conversation.messages) == len(turns))
+
+
 _FORMS = {
     "messages": _of_messages("messages"),
     "conversations": _of_messages("conversations"),
     "src": _of_questions,
     "tgt": _of_questions,
+    "instruction": _of_alpaca,
 }
 
 

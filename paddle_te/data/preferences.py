@@ -6,6 +6,8 @@
 {"src": …, "tgt": …, "response": [a], "sort": [1]}
 {"prompt": …, "chosen": …, "rejected": …}                                            Hugging Face's, texts or messages
 {"prompt": …, "completion": …, "label": true}
+{"instruction": …, "input": …, "chosen": …, "rejected": …}                           Alpaca's
+{"instruction": …, "input": …, "output": …, "label": true}
 
 "conversations" stands for "messages", and "kto_tag" for "label". "chosen" and "rejected" may be whole conversations, of
 which the turns that both begin with are the prompt.
@@ -19,11 +21,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from paddle_te.data.conversations import Conversation, ConversationError, Message, parse
+from paddle_te.data.conversations import Conversation, ConversationError, Message, alpaca_turns, parse
 from paddle_te.data.records import read_records
 
 FORMS = (
-    '"chosen" and "rejected" with "messages", "conversations", "src" or "prompt", or "response" and "sort" with "src"'
+    '"chosen" and "rejected" with "messages", "conversations", "src", "prompt" or "instruction", or "response" and '
+    '"sort" with "src"'
 )
 LABELS = ("label", "kto_tag")  # of one answer: TRL's name and LLaMA-Factory's
 _BESIDE = ("system", "tools")  # what a conversation has beside its turns
@@ -150,6 +153,8 @@ def _asked(where: str, record: dict[str, Any]) -> list[Any]:
     for name in ("messages", "conversations"):
         if record.get(name) is not None:
             return _turns(where, name, record, "user")
+    if record.get("instruction") is not None:
+        return list[Any](alpaca_turns(where, record))
     if record.get("src") is None:
         raise ConversationError(f"{where}: has no question; it needs {FORMS}")
     asked, answered = _list(record["src"]), _list(record.get("tgt") or [])
@@ -185,7 +190,8 @@ def _asks(turns: list[Any]) -> bool:
 
 def _texts_of(record: dict[str, Any]) -> list[Any]:
     """Return what says a record's question and answers, lists of PaddleNLP's form taken apart."""
-    names = ("prompt", "messages", "conversations", "src", "tgt", "response", "chosen", "rejected", "completion")
+    asked = ("prompt", "messages", "conversations", "src", "tgt", "instruction", "input", "history")
+    names = (*asked, "output", "response", "chosen", "rejected", "completion")
     values = [record[name] for name in names if record.get(name) is not None]
     return [each for value in values for each in (value if isinstance(value, list) else [value])]
 

@@ -93,8 +93,8 @@ def from_pretrained(
         verification(verify).check(adapter)
     with verification(verify).beside(folder) as comparison:
         checkpoint = check_layout(folder, "native" if is_native(config) else "te", hf=True)
-        storing = fp8_model_init(in_fp8, recipe_of(config) if in_fp8 else None, keep_transpose_cache)
-        model = _with_weights(model_class, checkpoint, config, dtype, storing if in_fp8 else None, adapter)
+        storing = fp8_model_init(True, recipe_of(config), keep_transpose_cache) if in_fp8 else None
+        model = _with_weights(model_class, checkpoint, config, dtype, storing, adapter)
     verified = comparison.result
     size = sum(path.stat().st_size for path in checkpoint.files)
     note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words

@@ -15,6 +15,11 @@ USER, ANSWER = chats.turns("a", "b")
         ({"conversations": [USER, ANSWER]}, [USER, ANSWER]),
         ({"src": "a", "tgt": "b"}, [USER, ANSWER]),
         ({"src": ["a", "a"], "tgt": ["b", "b"]}, [USER, ANSWER] * 2),
+        ({"instruction": "a", "input": "", "output": "b"}, [USER, ANSWER]),
+        ({"instruction": "a", "input": "c", "output": "b"}, chats.turns("a\nc", "b")),
+        ({"instruction": "", "input": "a", "output": "b", "history": None, "text": "all"}, [USER, ANSWER]),
+        ({"instruction": "c", "output": "d", "history": [["a", "b"]]}, chats.turns("a", "b", "c", "d")),
+        ({"instruction": "a", "output": "b", "system": "s"}, chats.turns("a", "b", system="s")),
         ({"messages": [USER, ANSWER], "system": "s"}, chats.turns("a", "b", system="s")),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"tool_calls": None}]}, [USER, ANSWER]),
@@ -23,6 +28,14 @@ USER, ANSWER = chats.turns("a", "b")
 )
 def test_forms(record, messages):
     assert parse("f:1", record).messages == messages
+
+
+@pytest.mark.parametrize("record", [{"src": "a", "tgt": "b"}, {"instruction": "a", "output": "b"}])
+def test_a_question_and_its_answer_need_no_template(record):
+    """Unless more stands beside them."""
+    assert parse("f:1", record).question and not parse("f:1", record | {"system": "s"}).question
+    more = {"src": ["a", "a"], "tgt": ["b", "b"]} if "src" in record else record | {"history": [["a", "b"]]}
+    assert not parse("f:1", more).question
 
 
 def test_calls_of_tools_have_objects_as_arguments():
@@ -52,6 +65,15 @@ def test_calls_of_tools_have_objects_as_arguments():
         ({"src": ["a", "b"], "tgt": ["c"]}, '"src" has 2 texts and "tgt" 1'),
         ({"src": "a"}, '"tgt"'),
         ({"src": "a", "tgt": 5}, '"tgt" must be a text or a list of texts, not 5'),
+        ({"src": "a", "tgt": "b", "history": [["c", "d"]]}, '"history" stands beside "src"'),
+        ({"instruction": "a"}, 'needs "output"'),
+        ({"instruction": "a", "history": [["b", "c"]]}, 'needs "output"'),
+        ({"instruction": "a", "output": ""}, "turn 2 .assistant.: .content. is empty"),
+        ({"instruction": "", "input": "", "output": "b"}, "turn 1 .user.: .content. is empty"),
+        ({"instruction": "a", "output": "b", "history": ["c", "d"]}, '"history" must be a list of pairs'),
+        ({"instruction": "a", "output": "b", "history": [["c", 5]]}, "turn 2 .assistant.: .content. must be a text"),
+        ({"instruction": ["a"], "output": "b"}, '"instruction" and "input" must be texts'),
+        ({"output": "b"}, '"instruction" and "output", one of these forms'),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "no text .image_url."),
     ],
 )
@@ -70,6 +92,8 @@ def test_a_record_that_is_no_conversation_is_told_with_its_turn(record, message)
         ({"src": "a"}, 1, None),
         ({"src": "a", "tgt": "b"}, 1, "b"),
         ({"src": ["a", "a"], "tgt": ["b"]}, 3, None),
+        ({"instruction": "a"}, 1, None),
+        ({"instruction": "a", "output": "b"}, 1, "b"),
         ({"conversations": [{"from": "human", "value": "a"}], "system": "s"}, 2, None),
     ],
 )

@@ -33,6 +33,7 @@ ONE_TURN = [
     {"src": ["q"], "tgt": [], "response": ["bad", "good"], "sort": [0, 1]},
     {"src": "q", "response": ["good", "bad"], "sort": [2, -1]},
     {"prompt": "q", "chosen": "good", "rejected": "bad"},
+    {"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"},
     {"prompt": [user("q")], "chosen": [bot("good")], "rejected": [bot("bad")]},
     {"prompt": "q", "chosen": [user("q"), bot("good")], "rejected": [user("q"), bot("bad")]},
     {"chosen": [user("q"), bot("good")], "rejected": [user("q"), bot("bad")]},
@@ -64,6 +65,7 @@ def test_longer_conversations_keep_their_turns_and_what_stands_beside_them():
 LABELLED = [
     {"messages": [user("q"), bot("a")], "label": False},
     {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "kto_tag": False},
+    {"instruction": "q", "output": "a", "kto_tag": False},
     {"src": ["q"], "tgt": [], "response": ["a"], "sort": [0]},
     {"prompt": "q", "completion": "a", "label": 0},
     {"prompt": [user("q")], "completion": [bot("a")], "label": False},
