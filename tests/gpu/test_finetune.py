@@ -228,7 +228,7 @@ def test_packed_steps(gpu, seed, family, precision):
     exact, weights = truth(**sizes)
     want, exact_gradients = train(exact, batches)
     where = (gpu, PD, HALF) if precision == "bf16" else ("cpu", PD, "float32")
-    _, plain_gradients = train(make(*where, weights, **sizes, **FP8.get(precision, {})), batches)
+    _, plain_gradients = train(make(*where, weights, **sizes, **FP8.get(precision, {})), batches[:1])
     model = make(gpu, TE, HALF, weights, **sizes, **settings)
     model.recompute_enable()
     got, gradients = train(model, batches)
