@@ -1,5 +1,6 @@
 """tools/benchmark/throughput.py: its runs, their turns, the search for the largest batch."""
 
+import functools
 import json
 import shlex
 import subprocess
@@ -76,12 +77,14 @@ def test_layouts_of_one_model_have_the_same_tokens_a_step():
 
 def test_all_runs_are_possible(tmp_path, monkeypatch):
     """The launcher takes each one's arguments, and run_pretrain's flags come through."""
-    from paddle_te.launch import dpo, finetune, kto, pretrain
+    from paddle_te.launch import dpo, finetune, kto, pretrain, tuning_data
     from paddle_te.launch.plan import make_plan
 
     jobs = {"pretrain": pretrain, "finetune": finetune, "dpo": dpo, "kto": kto}
     monkeypatch.setattr(throughput.finetuning.Finetuning, "_write_weights", lambda self, path: path.touch())  # 13 GB
     monkeypatch.setattr(throughput.finetuning, "SAMPLES", 40)
+    read = functools.cache(tuning_data.read_tokenizer_folder)  # runs share them: 37 reads of 7 folders
+    monkeypatch.setattr(tuning_data, "read_tokenizer_folder", read)
     for name, run in (throughput.OUR_RUNS | throughput.FINETUNING_RUNS | throughput.PREFERENCE_RUNS).items():
         devices = [str(number) for number in range(run.gpus)]
         wanted = throughput.Conditions(tmp_path / name, devices, steps=12, warmup=4, timeout=60)
