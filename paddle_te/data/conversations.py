@@ -59,14 +59,18 @@ class Conversation:
         return Conversation(self.where, self.messages[: number + 1], self.tools, self.question)
 
 
+Form = Callable[[str, dict[str, Any]], Conversation]  # reads a record of one form: where it stands, and the record
+
+
 def parse(where: str, record: dict[str, Any]) -> Conversation:
     """Return the conversation of a record, with an answer. Raises ConversationError for a record of another form."""
-    conversation = _parse(where, record)
+    form = _form_of(where, record)
+    conversation = _read(form, where, record)
     count = len(conversation.answers)
     if conversation.messages[-1]["role"] != "assistant":
-        if "src" in record:
+        if form is _of_questions:
             raise _uneven(where, count + 1, count)
-        if "instruction" in record:
+        if form is _of_alpaca:
             raise ConversationError(f'{where}: needs "output", the answer to its "instruction"')
     if not count:
         raise ConversationError(f"{where}: has no turn of the assistant, so there is nothing to train on")
@@ -89,7 +93,7 @@ def parse_prompt(where: str, record: dict[str, Any]) -> tuple[Conversation, str 
 
     Raises ConversationError for a record of another form.
     """
-    conversation = _parse(where, record)
+    conversation = _read(_form_of(where, record), where, record)
     *before, last = conversation.messages
     if last["role"] != "assistant":
         return conversation, None
@@ -98,17 +102,23 @@ def parse_prompt(where: str, record: dict[str, Any]) -> tuple[Conversation, str 
     return replace(conversation, messages=before), last.get("content") or ""
 
 
-def _parse(where: str, record: dict[str, Any]) -> Conversation:
+def _form_of(where: str, record: dict[str, Any]) -> Form:
     forms = {form for name, form in _FORMS.items() if record.get(name) is not None}
+    if len(forms) > 1:
+        forms.discard(_of_alpaca)  # sets of conversations have an instruction as a further column
     if len(forms) != 1:
         has = ", ".join(f'"{name}"' for name in record) or "nothing"
         raise ConversationError(f"{where}: needs {FORMS}, one of these forms; it has {has}")
-    conversation = forms.pop()(where, record)
+    return forms.pop()
+
+
+def _read(form: Form, where: str, record: dict[str, Any]) -> Conversation:
+    conversation = form(where, record)
     _check_text(where, conversation)
     return conversation
 
 
-def _of_messages(name: str) -> Callable[[str, dict[str, Any]], Conversation]:
+def _of_messages(name: str) -> Form:
     def read(where: str, record: dict[str, Any]) -> Conversation:
         turns = record[name]
         if not isinstance(turns, list) or not turns:

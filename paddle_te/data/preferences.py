@@ -153,9 +153,9 @@ def _asked(where: str, record: dict[str, Any]) -> list[Any]:
     for name in ("messages", "conversations"):
         if record.get(name) is not None:
             return _turns(where, name, record, "user")
-    if record.get("instruction") is not None:
-        return list[Any](alpaca_turns(where, record))
     if record.get("src") is None:
+        if record.get("instruction") is not None:
+            return list[Any](alpaca_turns(where, record))
         raise ConversationError(f"{where}: has no question; it needs {FORMS}")
     asked, answered = _list(record["src"]), _list(record.get("tgt") or [])
     if len(asked) - len(answered) != 1:
@@ -190,9 +190,9 @@ def _asks(turns: list[Any]) -> bool:
 
 def _texts_of(record: dict[str, Any]) -> list[Any]:
     """Return what says a record's question and answers, lists of PaddleNLP's form taken apart."""
-    asked = ("prompt", "messages", "conversations", "src", "tgt", "instruction", "input", "history")
-    names = (*asked, "output", "response", "chosen", "rejected", "completion")
-    values = [record[name] for name in names if record.get(name) is not None]
+    names = ("prompt", "messages", "conversations", "src", "tgt", "response", "chosen", "rejected", "completion")
+    history = ("history",) if record.get("instruction") is not None else ()  # Alpaca's, whose other parts are texts
+    values = [record[name] for name in (*names, *history) if record.get(name) is not None]
     return [each for value in values for each in (value if isinstance(value, list) else [value])]
 
 

@@ -20,6 +20,7 @@ USER, ANSWER = chats.turns("a", "b")
         ({"instruction": "", "input": "a", "output": "b", "history": None, "text": "all"}, [USER, ANSWER]),
         ({"instruction": "c", "output": "d", "history": [["a", "b"]]}, chats.turns("a", "b", "c", "d")),
         ({"instruction": "a", "output": "b", "system": "s"}, chats.turns("a", "b", system="s")),
+        ({"instruction": "c", "output": "d", "conversations": [USER, ANSWER, USER]}, [USER, ANSWER, USER]),
         ({"messages": [USER, ANSWER], "system": "s"}, chats.turns("a", "b", system="s")),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"tool_calls": None}]}, [USER, ANSWER]),
