@@ -109,8 +109,7 @@ def state_dict(root: nn.Layer, recipe: Recipe) -> dict[str, Any]:
     bindings = _bindings(_serving(root, recipe), recipe)
     copies = _copies(bindings)
     saved: dict[str, dict[str, Any]] = {
-        name: {"done": binding.done == binding.pair.done == binding.pair.generation, "fresh": binding.pair.fresh}
-        for name, binding in bindings.items()
+        name: {"done": binding.may_begin_step, "fresh": binding.pair.fresh} for name, binding in bindings.items()
     }
     for name, direction, block, columns in _columns(bindings):
         history, scale = copies[block]
@@ -182,9 +181,10 @@ def set_state_dict(root: nn.Layer, state: dict[str, Any], recipe: Recipe) -> Non
         pair.set_fresh(pair not in updated)
         pair.generation += 1  # weights quantized under the scales before are of no use any more
     for name, binding in bindings.items():
-        pair, done = binding.pair, state["modules"][name]["done"]
-        pair.active, binding.done = True, pair.generation if done else None
-        pair.done = binding.done if done else pair.done
+        pair, binding.done = binding.pair, None
+        pair.active = True
+        if state["modules"][name]["done"]:
+            binding.done = pair.done = pair.generation
 
 
 def save(path: str | Path, root: nn.Layer, recipe: Recipe, names: Mapping[str, str] | None = None) -> None:

@@ -132,6 +132,11 @@ class DelayedBinding(Binding):
         self.state, self.gemm = state, 0
         self.done: int | None = None
 
+    @property
+    def may_begin_step(self) -> bool:
+        """Whether a backward of this generation is complete, and the module's own latest pass has ended in it."""
+        return self.done == self.pair.done == self.pair.generation
+
     def move_to(self, pair: BlockPair, gemm: int) -> None:
         """Take the columns of a BlockPair that begin with those of its GEMM number `gemm`."""
         self.pair, self.gemm = pair, gemm
@@ -272,8 +277,7 @@ class ModuleScaling:
         state = binding.state
         if training:
             state.group = context.group
-            may_begin_step = is_first_microbatch is not False and not context.in_recompute
-            if may_begin_step and binding.done == binding.pair.done == binding.pair.generation:
+            if is_first_microbatch is not False and not context.in_recompute and binding.may_begin_step:
                 state.begin_step(binding.pair)
             binding.pair.active, binding.done = True, None
         forward_pass = ForwardPass(self, binding, training)

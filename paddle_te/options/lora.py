@@ -186,6 +186,11 @@ class LoRA:
         """Whether the frozen weights exist in fp8 only."""
         return self.quantize_base is not None
 
+    @property
+    def makes_transposes(self) -> bool:
+        """Whether backward makes transposed copies of weights that exist in fp8 only, as no such copies are kept."""
+        return self.fp8_base and not self.keep_fp8_transpose_cache
+
     def adapts(self, part: str) -> bool:
         """Return whether the GEMMs of "attention" or the "mlp" have an adapter's low-rank products beside them."""
         return self.lora and self.lora_targets in (TARGETS[0], part)

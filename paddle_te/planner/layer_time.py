@@ -49,8 +49,8 @@ def layer_ms(model: Model, layout: Job, gpu: Gpu, cached: bool) -> float:
     weights = model.gemm_weights - model.experts + experts
     cast = weights * (CAST_BYTES + AMAX_BYTES * finds_amax(layout)) + experts * (EXPERTS_CAST_BYTES - CAST_BYTES)
     casts = cast / gpu.hbm / 1e6 if fp8 and not cached else 0
-    if layout.fp8_base:  # transposes for backward
-        casts = 0 if layout.keep_fp8_transpose_cache else weights * 2 / gpu.hbm / 1e6
+    if layout.fp8_base:  # no step casts the weights
+        casts = weights * 2 / gpu.hbm / 1e6 if layout.makes_transposes else 0
     rows = rows_ms(model, layout, gpu)
     once = gemms + attention + elementwise + rows + written_ms(model, layout, gpu)
     if layout.recomputed == "full":

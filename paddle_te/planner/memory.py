@@ -137,7 +137,7 @@ def _stage(model: Model, layout: Job, stage: int, rank: int | None) -> Memory:
     if layout.lora:
         weights += 2 * trained
         # a byte each, and one for the transposed copy if kept; the scales of blocks are less than a thousandth
-        if layout.fp8_base and not layout.keep_fp8_transpose_cache:
+        if layout.makes_transposes:
             weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
     if layout.second_model:  # whole on each rank
         weights += 2 * local
@@ -436,8 +436,7 @@ def backward_of_a_layer(model: Model, layout: Job) -> float:
         again = 2 * (model.fc1 + model.ffn + model.copies * model.hidden)
     if layout.stores_input_in_fp8 and not model.gated:
         again += 2 * model.fc1
-    makes_transposes = layout.fp8_base and not layout.keep_fp8_transpose_cache
-    transposed = model.hidden * model.fc1 if makes_transposes else 0  # the largest weight
+    transposed = model.hidden * model.fc1 if layout.makes_transposes else 0  # the largest weight
     return (again + gradients) * layout.tokens + transposed
 
 

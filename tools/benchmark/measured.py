@@ -37,7 +37,7 @@ from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that become Points
 # Further flags of a run that a layout has
-_OTHERS = ("lora_rank", "lora_targets", "keep_fp8_transpose_cache")
+_OTHERS = ("lora_rank", "lora_targets")
 COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
 # Older code computed with other kernels. The planner counts today's bytes, so it is not compared with older results.
 # They stay in benchmarks/ where nothing newer answers their question.
