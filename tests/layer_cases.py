@@ -366,9 +366,9 @@ def stored_like(plain, kind, recipe, keeps, **options):
 
 
 def check_stored_weights(device, kind, backend, dtype, recipe):
-    """A layer whose weights exist in fp8 only has the bits of one that quantizes its weights in each step: forward in
-    training and evaluation, and all gradients but those of the weights, of which it has none. So has one that keeps
-    their transposed copies."""
+    """A layer whose weights exist in fp8 only has the bits of one that quantizes its weights in each step. This holds
+    for forward in training and evaluation, and for all gradients. Its weights have none. A layer that keeps their
+    transposed copies has these bits, too."""
     paddle.set_device(device)
     results = []
     recipe, options = (OWN_SCALES | BLOCKS)[recipe], dict(backend=backend, params_dtype=dtype)

@@ -63,7 +63,8 @@ def remedy(job: JobModule, name: str) -> str:
 def misspelt(job: JobModule, environ: Iterable[str]) -> str:
     """Return what is wrong with a name in the environment that may be meant for one of the job's variables, or "".
 
-    Only a name of several words and one letter more, less or other: the environment belongs to others, too.
+    The environment belongs to other programs, too. So a name counts only if it has several words, and one letter more,
+    less or other than the variable.
     """
     known = {option.name for option in (*VARIABLES, *job.VARIABLES)}
     for name in sorted({*environ} - known):

@@ -154,9 +154,9 @@ def _optimizers(layout: Job, given: Collection[str]) -> Iterator[Job]:
 
 
 def _of_memory(model: Model, layout: Job, given: Collection[str]) -> Iterator[Job]:
-    """Yield the layout with all that backward may compute again or read, and with the loss at once and in chunks.
+    """Yield the layout with all that backward may compute again, and with the loss at once and in chunks.
 
-    What backward may read is the transposed copies of a base in fp8. The user may have decided on these.
+    With a base in fp8 only, yield it with its transposed copies kept, too. The user may have decided on these.
     """
     own = {name: getattr(layout, name) for each in (again(), in_chunks(0)) for name in each if name in given}
     # layers with LoRA have no chunks, and experts neither

@@ -24,8 +24,8 @@ SAMPLES, MEDIAN_LENGTH, SPREAD = 4000, 300, 1.0
 DEFINITION = (
     "Fine-tuning is llm/llama/run_finetune.py on questions and answers of random words, whose lengths are log-normal "
     f"(median {MEDIAN_LENGTH} tokens, sigma {SPREAD:g}) and at most half a row. A packed row has as many samples as "
-    "fit in. Otherwise each sample has a row of its own, padded to the longest of its batch. Padding does not count. "
-    "With a base in fp8 the decoder layers' frozen weights exist in fp8 only (--quantize_base fp8)."
+    "fit in. Samples that are not packed have a row each, which is padded to the longest of its batch. Padding does "
+    "not count. With a base in fp8 the decoder layers' frozen weights exist in fp8 only (--quantize_base fp8)."
 )
 
 

@@ -93,7 +93,7 @@ def operand_pieces(
     more: further bytes that backward keeps, a multiple of 256.
     transpose_y: False for a weight in `exchanged` pieces.
 
-    The transpose of a weight that exists in fp8 only is made by backward, or kept beside the weight.
+    Backward makes the transpose of a weight that exists in fp8 only, unless it is kept beside the weight.
     """
     of_input = 0 if shape is None else _size(shape, quantizers.input)
     updated = weight_shape is not None and quantizers.update_weight and not quantizers.keeps_weight
